@@ -47,7 +47,7 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 
 import http1
 
@@ -162,22 +162,11 @@ def check_response(response: http1.Response, key: str) -> None:
 # Frames: section 5
 
 
-class Opcode(IntEnum):
-    """What a frame is (section 5.2); 3 to 7 and 11 to 15 are reserved."""
-
-    CONTINUATION = 0x0
-    TEXT = 0x1
-    BINARY = 0x2
-    CLOSE = 0x8
-    PING = 0x9
-    PONG = 0xA
-
-
-_OPCODES = frozenset(Opcode)
-
-
-def _is_control(opcode: int) -> bool:
-    return opcode >= Opcode.CLOSE
+# What a frame is (section 5.2); opcodes 3 to 7 and 11 to 15 are reserved.
+CONTINUATION, TEXT, BINARY = 0x0, 0x1, 0x2
+CLOSE, PING, PONG = 0x8, 0x9, 0xA
+OPCODES = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
+CONTROL = 0x8  # the bit that tells control frames from data frames
 
 
 def apply_mask(payload: bytes | bytearray, key: bytes) -> bytes:
@@ -199,9 +188,9 @@ def encode_frame(
     Raises ValueError for a frame that the section forbids.
     """
     n = len(payload)
-    if opcode not in _OPCODES:
+    if opcode not in OPCODES:
         raise ValueError(f"opcode {opcode} is reserved")
-    if _is_control(opcode) and (n > MAX_CONTROL_BYTES or not fin):
+    if opcode & CONTROL and (n > MAX_CONTROL_BYTES or not fin):
         raise ValueError("a control frame has at most 125 bytes and no fragments")
     first = (0x80 if fin else 0) | opcode
     mask_bit = 0 if mask is None else 0x80
@@ -330,7 +319,7 @@ class Connection:
         self._frame: _Frame | None = None
         self._message = bytearray()  # payload of the message's frames so far
         self._message_opcode: int | None = None  # None between messages
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._unfinished_character = b""  # at the end of a text so far: at most three bytes
         self._receiving = True  # no Close received, and not failed
         self._close_sent = False
 
@@ -358,24 +347,16 @@ class Connection:
         on nothing is processed (section 7.1.7).
         """
         try:
-            return self._next_event()
+            while self._receiving and (frame := self._frame or self._parse_header()):
+                event = self._receive(frame)
+                if frame.remaining:
+                    return None
+                self._frame = None
+                if event is not None:
+                    return event
         except ProtocolError:
             self._stop_receiving()
             raise
-
-    def _next_event(self) -> Event | None:
-        while self._receiving and (frame := self._frame or self._parse_header()):
-            if _is_control(frame.opcode):
-                if len(self._buffer) < frame.remaining:
-                    return None
-                self._frame = None
-                return self._control_event(frame.opcode, bytes(self._take_payload(frame)))
-            self._receive_data(frame)
-            if frame.remaining:
-                return None
-            self._frame = None
-            if frame.fin:
-                return self._finish_message()
         return None
 
     def _parse_header(self) -> _Frame | None:
@@ -384,23 +365,22 @@ class Connection:
         if len(buffer) < 2:
             return None
         first, second = buffer[0], buffer[1]
-        opcode = first & 0x0F
-        length = second & 0x7F
         self._check_first_bytes(first, second)
+        opcode, length = first & 0x0F, second & 0x7F
         key_start = 2
         if length >= 126:
             key_start = 4 if length == 126 else 10
             if len(buffer) < key_start:
                 return None
             length = self._extended_length(buffer[2:key_start])
-        if not _is_control(opcode) and len(self._message) + length > self._max_message_bytes:
+        if not opcode & CONTROL and len(self._message) + length > self._max_message_bytes:
             raise ProtocolError(f"message exceeds {self._max_message_bytes} bytes", 1009)
         header_end = key_start + (second >> 7) * 4
         if len(buffer) < header_end:
             return None
         self._frame = _Frame(first >= 0x80, opcode, length, bytes(buffer[key_start:header_end]))
         del buffer[:header_end]
-        if opcode in (Opcode.TEXT, Opcode.BINARY):
+        if opcode in (TEXT, BINARY):
             self._message_opcode = opcode
         return self._frame
 
@@ -409,14 +389,14 @@ class Connection:
         opcode = first & 0x0F
         if first & 0x70:
             raise ProtocolError("reserved bits set and no extension agreed")
-        if opcode not in _OPCODES:
+        if opcode not in OPCODES:
             raise ProtocolError(f"opcode {opcode} is reserved")
         if (second >= 0x80) != (self._side is Side.SERVER):
             raise ProtocolError("client frames must be masked, server frames must not")
-        if _is_control(opcode):
+        if opcode & CONTROL:
             if first < 0x80 or second & 0x7F > MAX_CONTROL_BYTES:
                 raise ProtocolError("a control frame has at most 125 bytes and no fragments")
-        elif (opcode == Opcode.CONTINUATION) != (self._message_opcode is not None):
+        elif (opcode == CONTINUATION) != (self._message_opcode is not None):
             raise ProtocolError("continuation frame out of place or missing")
 
     def _extended_length(self, encoded: bytearray) -> int:
@@ -435,36 +415,54 @@ class Connection:
         frame.remaining -= len(payload)
         if not frame.key:
             return payload
-        payload = apply_mask(payload, frame.key)
-        turn = len(payload) % 4  # the next byte meets this byte of the key
-        frame.key = frame.key[turn:] + frame.key[:turn]
-        return payload
+        masked, key = payload, frame.key
+        if frame.remaining:
+            turn = len(masked) % 4  # the payload's next byte meets this byte of the key
+            frame.key = key[turn:] + key[:turn]
+        return apply_mask(masked, key)
 
-    def _receive_data(self, frame: _Frame) -> None:
-        """Add what has come of a data frame to its message.
+    def _receive(self, frame: _Frame) -> Event | None:
+        if not frame.opcode & CONTROL:
+            return self._receive_data(frame)
+        if len(self._buffer) < frame.remaining:
+            return None
+        return self._control_event(frame.opcode, bytes(self._take_payload(frame)))
 
-        Text is checked as it comes and refused at the first bad byte (section 8.1), for which
-        the whole message, up to the limit, is not awaited.
+    def _receive_data(self, frame: _Frame) -> Message | None:
+        """Add what has come of a data frame to its message; return the message if it is whole.
+
+        Text is checked as it comes and refused at the first bad byte (section 8.1).
         """
         payload = self._take_payload(frame)
-        if self._message_opcode == Opcode.TEXT:
-            try:
-                self._decoder.decode(payload, frame.fin and not frame.remaining)
-            except UnicodeDecodeError:
-                raise ProtocolError("text is not UTF-8", 1007) from None
+        is_last = frame.fin and not frame.remaining
+        is_text = self._message_opcode == TEXT
+        if is_text:
+            self._check_text(payload, is_last)
         self._message += payload
-
-    def _finish_message(self) -> Message:
-        is_text = self._message_opcode == Opcode.TEXT
-        data = self._message
+        if not is_last:
+            return None
+        whole = self._message
         self._message = bytearray()
         self._message_opcode = None
-        return Message(data.decode() if is_text else bytes(data))
+        return Message(whole.decode() if is_text else bytes(whole))
+
+    def _check_text(self, payload: bytes | bytearray, is_last: bool) -> None:
+        """Check the next part of a text, which may end within a character unless it is the last.
+
+        The codec forbids surrogates, overlong forms and all beyond U+10FFFF (RFC 3629 section 3),
+        and reports what no continuation can repair even in an unfinished character.
+        """
+        encoded = self._unfinished_character + payload
+        try:
+            _, checked = codecs.utf_8_decode(encoded, "strict", is_last)
+        except UnicodeDecodeError:
+            raise ProtocolError("text is not UTF-8", 1007) from None
+        self._unfinished_character = encoded[checked:]
 
     def _control_event(self, opcode: int, payload: bytes) -> Event:
-        if opcode == Opcode.PING:
+        if opcode == PING:
             return Ping(payload)
-        if opcode == Opcode.PONG:
+        if opcode == PONG:
             return Pong(payload)
         event = _parse_close_payload(payload)
         self._stop_receiving()
@@ -486,16 +484,16 @@ class Connection:
         if self._close_sent:
             raise RuntimeError("no data may follow a Close frame")
         if isinstance(data, str):
-            return self._encode(Opcode.TEXT, data.encode())
-        return self._encode(Opcode.BINARY, data)
+            return self._encode(TEXT, data.encode())
+        return self._encode(BINARY, data)
 
     def ping(self, payload: bytes = b"") -> bytes:
         """Return a Ping of at most 125 bytes; RuntimeError once CLOSED (section 5.5.2)."""
-        return self._encode(Opcode.PING, payload)
+        return self._encode(PING, payload)
 
     def pong(self, payload: bytes = b"") -> bytes:
         """Return a Pong, due for each `Ping` even after `close`; RuntimeError once CLOSED."""
-        return self._encode(Opcode.PONG, payload)
+        return self._encode(PONG, payload)
 
     def close(self, code: int = 1000, reason: str = "") -> bytes:
         """Return the Close frame that starts or completes the closing handshake (section 7.1.2).
@@ -507,11 +505,11 @@ class Connection:
         payload = _encode_close_payload(code, reason)
         if self._close_sent:
             return b""
-        frame = self._encode(Opcode.CLOSE, payload)
+        frame = self._encode(CLOSE, payload)
         self._close_sent = True
         return frame
 
-    def _encode(self, opcode: Opcode, payload: bytes) -> bytes:
+    def _encode(self, opcode: int, payload: bytes) -> bytes:
         if self.state is State.CLOSED:
             raise RuntimeError("the closing handshake is complete")
         # Section 5.3: a fresh, unpredictable key for every frame, against attacks on proxies.
