@@ -207,6 +207,16 @@ def encode_frame(
     return header + mask + apply_mask(payload, mask)
 
 
+def _parse_extended_length(encoded: bytearray) -> int:
+    """Parse a length of 2 or 8 bytes: in the shortest form, and below 2**63 (section 5.2)."""
+    length = int.from_bytes(encoded, "big")
+    if length < (126 if len(encoded) == 2 else 2**16):
+        raise ProtocolError("payload length is not in its shortest form")
+    if length >= 2**63:
+        raise ProtocolError("payload length has its highest bit set")
+    return length
+
+
 def is_sendable_close_code(code: int) -> bool:
     """Tell whether `code` may stand in a Close frame (sections 7.4.1 and 7.4.2).
 
@@ -221,10 +231,9 @@ def _encode_close_payload(code: int, reason: str) -> bytes:
         return b""
     if not is_sendable_close_code(code):
         raise ValueError(f"close code {code} must not be sent")
-    encoded = reason.encode()[: MAX_CONTROL_BYTES - 2]
-    # The cut may leave the first bytes of a character: drop them.
-    whole = encoded.decode(errors="ignore").encode()
-    return code.to_bytes(2, "big") + whole
+    cut = reason.encode()[: MAX_CONTROL_BYTES - 2]
+    # The cut may have left the first bytes of a character: "ignore" drops them.
+    return code.to_bytes(2, "big") + cut.decode(errors="ignore").encode()
 
 
 def _parse_close_payload(payload: bytes) -> "Close":
@@ -329,9 +338,8 @@ class Connection:
 
         Failing the connection counts as received: no answer is awaited (section 7.1.7).
         """
-        if self._receiving and not self._close_sent:
-            return State.OPEN
-        return State.CLOSING if self._receiving or not self._close_sent else State.CLOSED
+        closes = (not self._receiving) + self._close_sent
+        return (State.OPEN, State.CLOSING, State.CLOSED)[closes]
 
     # Receiving: section 6.2
 
@@ -372,7 +380,7 @@ class Connection:
             key_start = 4 if length == 126 else 10
             if len(buffer) < key_start:
                 return None
-            length = self._extended_length(buffer[2:key_start])
+            length = _parse_extended_length(buffer[2:key_start])
         if not opcode & CONTROL and len(self._message) + length > self._max_message_bytes:
             raise ProtocolError(f"message exceeds {self._max_message_bytes} bytes", 1009)
         header_end = key_start + (second >> 7) * 4
@@ -399,28 +407,6 @@ class Connection:
         elif (opcode == CONTINUATION) != (self._message_opcode is not None):
             raise ProtocolError("continuation frame out of place or missing")
 
-    def _extended_length(self, encoded: bytearray) -> int:
-        """Decode a 16- or 64-bit length: minimal, and below 2**63 (section 5.2)."""
-        length = int.from_bytes(encoded, "big")
-        if length < (126 if len(encoded) == 2 else 2**16):
-            raise ProtocolError("payload length is not in its shortest form")
-        if length >= 2**63:
-            raise ProtocolError("payload length has its highest bit set")
-        return length
-
-    def _take_payload(self, frame: _Frame) -> bytes | bytearray:
-        """Remove and unmask what has come of the frame's payload."""
-        payload: bytes | bytearray = self._buffer[: frame.remaining]
-        del self._buffer[: frame.remaining]
-        frame.remaining -= len(payload)
-        if not frame.key:
-            return payload
-        masked, key = payload, frame.key
-        if frame.remaining:
-            turn = len(masked) % 4  # the payload's next byte meets this byte of the key
-            frame.key = key[turn:] + key[:turn]
-        return apply_mask(masked, key)
-
     def _receive(self, frame: _Frame) -> Event | None:
         if not frame.opcode & CONTROL:
             return self._receive_data(frame)
@@ -441,8 +427,7 @@ class Connection:
         self._message += payload
         if not is_last:
             return None
-        whole = self._message
-        self._message = bytearray()
+        whole, self._message = self._message, bytearray()
         self._message_opcode = None
         return Message(whole.decode() if is_text else bytes(whole))
 
@@ -450,14 +435,30 @@ class Connection:
         """Check the next part of a text, which may end within a character unless it is the last.
 
         The codec forbids surrogates, overlong forms and all beyond U+10FFFF (RFC 3629 section 3),
-        and reports what no continuation can repair even in an unfinished character.
+        and finds also in an unfinished character what no continuation can repair, but for one.
         """
         encoded = self._unfinished_character + payload
         try:
             _, checked = codecs.utf_8_decode(encoded, "strict", is_last)
         except UnicodeDecodeError:
             raise ProtocolError("text is not UTF-8", 1007) from None
-        self._unfinished_character = encoded[checked:]
+        unfinished = encoded[checked:]
+        # Two bytes of a surrogate: the codec waits for the third, to serve "surrogatepass".
+        if b"\xed\xa0" <= unfinished < b"\xee":
+            raise ProtocolError("text is not UTF-8", 1007)
+        self._unfinished_character = unfinished
+
+    def _take_payload(self, frame: _Frame) -> bytes | bytearray:
+        """Remove and unmask what has come of the frame's payload."""
+        payload, key = self._buffer[: frame.remaining], frame.key
+        del self._buffer[: frame.remaining]
+        frame.remaining -= len(payload)
+        if not key:
+            return payload
+        if frame.remaining:
+            turn = len(payload) % 4  # the payload's next byte meets this byte of the key
+            frame.key = key[turn:] + key[:turn]
+        return apply_mask(payload, key)
 
     def _control_event(self, opcode: int, payload: bytes) -> Event:
         if opcode == PING:
