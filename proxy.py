@@ -1,0 +1,725 @@
+"""A gateway that buffers on purpose, and can be told not to: why a stream arrives in one burst.
+
+Most streams on the web pass a gateway (nginx, a load balancer, a provider's front door), and many
+gateways collect a response's content in blocks before they send it on: fewer system calls, fewer
+packets, and an upstream that is done early. For a token stream it undoes streaming: nothing is
+seen until the first block is full, then a lump of text, then nothing again.
+
+    upstream    head "Two" " plus" " two" ...                     8192nd byte          end
+    buffering   |---------------- nothing ------------------------| head + block  ---- | the rest
+    honored     head "Two" " plus" " two" ...
+
+nginx lets a response switch this off for itself with the field `X-Accel-Buffering: no`; so does
+this gateway with `--honor`. Name and value are compared without case, as nginx does; the field is
+forwarded unchanged (nginx would hide it).
+
+The head is held too, until the first block leaves: nginx's head goes out with its first buffer,
+and a user of a buffering gateway should see the true time to first byte. Content passes byte for
+byte: never decoded, never re-framed as events. The message around it is framed anew for each side:
+
+    upstream's content     to an HTTP/1.1 client     to an HTTP/1.0 client
+    Content-Length         Content-Length            Content-Length
+    chunked                chunked                   to the end of the connection
+    to the end             chunked                   to the end of the connection
+
+Content that upstream breaks off is never ended properly: what was held is sent, then the
+connection closes without a last chunk or short of its length; where the end of the connection
+would be the end of the content, the connection is reset.
+
+Who left?  A client that closes its connection sends the same FIN as one that only sends no more
+(`printf ... | nc` does) and reads on. Only writing tells: a socket that is gone answers with a
+reset. While buffering, nothing is written, so at end-of-file the gateway writes something
+harmless, a probe: before the head an interim `102`; later what is held, early; with nothing held
+and chunked coding, a zero before the next chunk's size (`chunk-size = 1*HEXDIG`). Where none of
+these is possible (an HTTP/1.0 client before the head), whatever upstream sends within twice
+PROBE_S is the probe, and silence means gone. A client that is gone closes upstream at once. The
+half-close is not passed on: most servers take it for a departure.
+
+Covered: RFC 9110 sections 7.6 (forwarding: Connection, Max-Forwards, Via), 7.8 (Upgrade), 10.1.1
+(Expect), 15.2 (interim responses); RFC 9112 sections 3.2 (request targets), 6 and 7 (framing),
+8 (incomplete messages), 9 (connections), 9.6 (closing in two steps).
+
+Not here: a persistent connection to upstream (a new one for each request: nothing of one client's
+can reach another), trailers (dropped, as RFC 9110 section 6.5.1 allows), upgrades other than
+WebSocket (the field is removed, which declines it), CONNECT and TRACE at the last hop (501),
+caching, TLS, several upstreams.
+
+Read next: `experiments.py`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import struct
+import sys
+import time
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from socket import SO_ERROR, SO_LINGER, SOL_SOCKET
+from typing import Any
+from urllib.parse import urlsplit
+
+import http1
+
+READ_BYTES = 64 * 1024
+PIPELINE_BYTES = 64 * 1024  # read ahead of the reply under way; then TCP holds the client back
+HEAD_S = 10.0  # a head that was begun has to be complete by then (408)
+IDLE_S = 75.0  # between two requests; browsers give up after about as long
+STALL_S = 60.0  # a client that takes nothing for so long is gone
+CONNECT_S = 10.0
+LINGER_S = 2.0  # RFC 9112 section 9.6
+PROBE_S = 0.15  # a departure is certain after two of these
+LIMITS = http1.Limits(content_bytes=None)  # streamed, never held: upstream knows its own limit
+
+HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+ERROR_TYPES = {501: "not_implemented", 502: "bad_gateway", 504: "gateway_timeout"}
+
+Pairs = list[tuple[str, str]]
+
+
+class ClientGone(Exception):
+    """Nobody reads the reply any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where upstream is and how its responses are passed on."""
+
+    host: str
+    port: int
+    honor: bool = False
+    block_bytes: int = 8192
+    timeout_s: float = 300.0  # of silence: a long prompt may take minutes to its first token
+
+
+# Fields and targets
+
+
+def end_to_end(fields: http1.Fields) -> Pairs:
+    """Drop what is meant for one hop: RFC 9110 section 7.6.1."""
+    dropped = HOP_BY_HOP | set(fields.tokens("connection"))
+
+    def stays(name: str) -> bool:
+        # Proxy-Status is meant for everybody: RFC 9209 section 2.
+        return name not in dropped and (not name.startswith("proxy-") or name == "proxy-status")
+
+    return [(name, value) for name, value in fields if stays(name.lower())]
+
+
+def without(fields: Pairs, *names: str) -> Pairs:
+    """Drop fields by lower-case names."""
+    return [(name, value) for name, value in fields if name.lower() not in names]
+
+
+def via(version: tuple[int, int]) -> tuple[str, str]:
+    """Name the version that was received: RFC 9110 section 7.6.3."""
+    return ("Via", f"{version[0]}.{version[1]} buffering-proxy")
+
+
+def origin_form(request: http1.Request) -> str:
+    """Give the target as an origin server expects it: RFC 9112 section 3.2."""
+    target = re.sub(r"^[A-Za-z]+://[^/?]+", "", request.target)
+    if target.startswith("/") or target == "*":
+        return target
+    # RFC 9112 section 3.2.4: OPTIONS for a whole server.
+    return "*" if request.method == "OPTIONS" and not target else "/" + target
+
+
+def hops_left(request: http1.Request) -> int | None:
+    """Read Max-Forwards, which counts for OPTIONS and TRACE only: RFC 9110 section 7.6.2."""
+    value = request.fields.get("max-forwards", "") or ""
+    counts = request.method in ("OPTIONS", "TRACE") and re.fullmatch(r"[0-9]{1,9}", value)
+    return int(value) if counts else None
+
+
+def asks_websocket(request: http1.Request) -> bool:
+    """Whether the request may become a tunnel; every other upgrade is declined."""
+    return (
+        request.method == "GET"
+        and request.version >= (1, 1)
+        and "upgrade" in request.fields.tokens("connection")
+        and request.fields.tokens("upgrade") == ["websocket"]
+    )
+
+
+def request_head(request: http1.Request, settings: Settings) -> bytes:
+    """Write the request's head for upstream."""
+    # RFC 9112 section 3.2.2: the authority of an absolute target goes before Host.
+    fields: Pairs = [("Host", request.host or authority(settings.host, settings.port))]
+    fields += without(end_to_end(request.fields), "host", "content-length", "max-forwards")
+    if request.version < (1, 1):
+        fields = without(fields, "expect")  # RFC 9110 section 10.1.1: ignored from HTTP/1.0
+    hops = hops_left(request)
+    if hops is not None:
+        fields.append(("Max-Forwards", str(hops - 1)))
+    if "transfer-encoding" in request.fields:
+        fields.append(("Transfer-Encoding", "chunked"))
+    elif (length := request.fields.get("content-length")) is not None:
+        fields.append(("Content-Length", length))
+    if asks_websocket(request):
+        fields += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    else:
+        fields.append(("Connection", "close"))
+    return http1.encode_request(
+        request.method, origin_form(request), [*fields, via(request.version)]
+    )
+
+
+def content_length(response: http1.Response) -> str | None:
+    """Give a length once, that was perhaps sent twice, or is wrong where it frames nothing."""
+    lengths = set(response.fields.tokens("content-length"))
+    length = lengths.pop() if len(lengths) == 1 else ""
+    return length if re.fullmatch(r"[0-9]+", length) else None
+
+
+def response_fields(response: http1.Response) -> Pairs:
+    """Give the response's fields as they go to the client, without framing."""
+    fields = without(end_to_end(response.fields), "content-length")
+    if response.status in (101, 426) and "websocket" in response.fields.tokens("upgrade"):
+        fields += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    if not response.interim and "date" not in response.fields:
+        fields.append(("Date", http1.format_date(time.time())))  # RFC 9110 section 6.6.1
+    return [*fields, via(response.version)]
+
+
+# The reply to the client
+
+
+class Reply:
+    """One response on its way to the client: framed for it, and held until a block is full.
+
+        waiting --start--> head held --block full, end or probe--> sending --end--> ended
+
+    Writing is immediate; `flush`, `end` and `cut` also wait for a slow client, so that nothing is
+    read from upstream meanwhile.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, request: http1.Request) -> None:
+        self.started = False  # the final head is known
+        self.ended = False
+        self.keep_alive = False
+        self.writes = 0
+        self._writer = writer
+        self._interim_allowed = request.version >= (1, 1)
+        self._framing = "none"
+        self._block_bytes = 0
+        self._head: bytes | None = None  # known and not yet sent
+        self._held = bytearray()
+        self._zero_sent = False  # a probe has begun the next chunk's size
+
+    def interim(self, response: http1.Response) -> None:
+        """Pass on a 1xx; HTTP/1.0 has none (RFC 9110 section 15.2)."""
+        if self._interim_allowed:
+            head = http1.encode_head(response.status, response_fields(response), response.reason)
+            self._write(head)
+
+    def start(
+        self, response: http1.Response, framing: str, keep_alive: bool, block_bytes: int
+    ) -> None:
+        """Take the final head; with `block_bytes` 0 everything leaves at once."""
+        fields = response_fields(response)
+        length = content_length(response)
+        if framing in ("chunked", "close"):
+            framing = "chunked" if self._interim_allowed else "close"
+            keep_alive = keep_alive and framing == "chunked"
+        if framing == "chunked":
+            fields.append(("Transfer-Encoding", "chunked"))
+        elif framing != "close" and length is not None and response.status != 204:
+            fields.append(("Content-Length", length))  # also of HEAD and 304: what GET would have
+        if not keep_alive:
+            fields.append(("Connection", "close"))
+        self._head = http1.encode_head(response.status, fields, response.reason)
+        self._framing, self._block_bytes = framing, block_bytes
+        self.keep_alive, self.started = keep_alive, True
+
+    def hold(self, data: bytes) -> None:
+        """Take a part of the content; write every block that it fills."""
+        self._held += data
+        while 0 < self._block_bytes <= len(self._held):
+            self._send(self._block_bytes)
+
+    async def flush(self) -> None:
+        """Write what is due before the next read from upstream, and wait for a slow client."""
+        if self._block_bytes == 0:
+            self._send(len(self._held))
+        await self._drain()
+
+    async def end(self) -> None:
+        """Pass on what is left, and end the content."""
+        self._send(len(self._held))
+        if self._framing == "chunked":
+            self._write(http1.LAST_CHUNK)
+        self.ended = True
+        await self._drain()
+
+    async def cut(self) -> None:
+        """Pass on what is left, without an end."""
+        self._send(len(self._held))
+        self.keep_alive = False
+        await self._drain()
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether an unfinished reply could be taken for a complete one if it just closed.
+
+        To some clients, a zero followed by the end of the connection is a last chunk.
+        """
+        begun = self.started and self._head is None and not self.ended
+        return begun and (self._framing == "close" or self._zero_sent)
+
+    def probe(self) -> bool:
+        """Write something harmless; False when there is nothing of that kind."""
+        if self.ended:
+            return True  # its last bytes are on their way
+        if self._interim_allowed and (not self.started or self._head is not None):
+            self._write(http1.encode_head(102, []))
+        elif self._held or self._head is not None:
+            self._send(len(self._held))
+        elif self._framing == "chunked" and not self._zero_sent:
+            self._zero_sent = True
+            self._write(b"0")
+        else:
+            return False
+        return True
+
+    def _send(self, size: int) -> None:
+        """Write the head where it is due, and `size` bytes of what is held."""
+        out, self._head = self._head or b"", None
+        if size:
+            data = bytes(self._held[:size])
+            del self._held[:size]
+            out += http1.encode_chunk(data) if self._framing == "chunked" else data
+            self._zero_sent = False
+        if out:
+            self._write(out)
+
+    def _write(self, data: bytes) -> None:
+        self.writes += 1
+        self._writer.write(data)
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._writer.drain()
+        except OSError as error:  # TimeoutError is one
+            raise ClientGone from error
+
+
+# One request and its response
+
+
+class Exchange:
+    """One request forwarded, its response relayed, and the client watched meanwhile."""
+
+    def __init__(self, client: "Connection", request: http1.Request, settings: Settings) -> None:
+        self.request = request
+        self.reply = Reply(client.writer, request)
+        self._client = client
+        self._settings = settings
+        self._request_complete = False
+        self._parser = http1.ResponseParser()
+        self._parser.expect(request.method)
+        self._now = asyncio.get_running_loop().time
+        self._last_moved = self._now()  # when anything last went to or came from upstream
+
+    async def run(self) -> None:
+        """Serve the request. Raises `http1.ProtocolError` with the status to refuse it with."""
+        self._reader, self._writer = await self._connect()
+        try:
+            self._writer.write(request_head(self.request, self._settings))
+            switched = await first_of(self._relay_response(), self._relay_request())
+            if switched:
+                await self._tunnel()
+        finally:
+            self._writer.transport.abort()  # at once, whatever is still to be written or read
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._settings.host, self._settings.port
+        try:
+            async with asyncio.timeout(min(CONNECT_S, self._settings.timeout_s)):
+                reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
+        except TimeoutError:
+            raise http1.ProtocolError("no connection in time", 504) from None
+        except OSError:
+            raise http1.ProtocolError("not reachable", 502) from None
+        writer.transport.set_write_buffer_limits(0)
+        return reader, writer
+
+    # From the client to upstream
+
+    async def _relay_request(self) -> bool:
+        """Stream the content up, then watch the client. Ends only by an exception."""
+        chunked = "transfer-encoding" in self.request.fields
+        while not isinstance(event := await self._next_content(), http1.End):
+            if isinstance(event, http1.Content):
+                await self._to_upstream(http1.encode_chunk(event.data) if chunked else event.data)
+        if chunked:
+            await self._to_upstream(http1.LAST_CHUNK)
+        self._request_complete = True
+        await self._watch_client()
+        raise ClientGone
+
+    async def _next_content(self) -> http1.Request | http1.Content | http1.End:
+        # A client that expects a 100 waits for upstream, whose silence is measured elsewhere.
+        patience_s = None if self.request.expects_continue else STALL_S
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._client.next_event()
+        except TimeoutError:
+            raise http1.ProtocolError("the content took too long to arrive", 408) from None
+
+    async def _to_upstream(self, data: bytes) -> None:
+        # An upstream that stopped listening may still answer: RFC 9112 section 9.5.
+        with contextlib.suppress(OSError):
+            self._writer.write(data)
+            await self._writer.drain()
+        self._last_moved = self._now()
+
+    async def _watch_client(self) -> None:
+        """Return when the client is gone. What else it sends is the next request."""
+        read = 1
+        ahead_bytes = 0
+        while read and ahead_bytes < PIPELINE_BYTES:
+            read = await self._client.read()
+            ahead_bytes += read
+        writes_before, probed = self.reply.writes, False
+        while True:
+            await asyncio.sleep(PROBE_S)
+            if self._client.was_reset():
+                return
+            if self._client.eof:
+                possible = self.reply.probe() or self.reply.writes > writes_before
+                if probed and not possible:
+                    return
+                probed = True
+
+    # From upstream to the client
+
+    async def _relay_response(self) -> bool:
+        """Relay to the end of the response; True when the protocol was switched."""
+        while not isinstance(event := await self._next_event(), http1.End):
+            if isinstance(event, http1.Content):
+                self.reply.hold(event.data)
+            elif event.status == 101:
+                return self._switch(event)
+            elif event.interim:
+                self.reply.interim(event)
+            else:
+                self._start(event)
+        await self.reply.end()
+        return False
+
+    def _start(self, response: http1.Response) -> None:
+        if response.status < 100:
+            raise http1.ProtocolError("invalid status code", 502)
+        # RFC 9112 section 9.3: a proxy keeps no connection with an HTTP/1.0 client; and where
+        # content is still to come, the next request could not be found.
+        keep_alive = (
+            self.request.keep_alive and self.request.version >= (1, 1) and self._request_complete
+        )
+        asked = [v.strip().lower() for v in response.fields.get_all("x-accel-buffering")]
+        passed = self._settings.honor and "no" in asked
+        block_bytes = 0 if passed else self._settings.block_bytes
+        self.reply.start(response, self._parser.framing, keep_alive, block_bytes)
+
+    def _switch(self, response: http1.Response) -> bool:
+        if not asks_websocket(self.request):
+            raise http1.ProtocolError("switched protocols unasked", 502)
+        self.reply.interim(response)
+        return True
+
+    async def _next_event(self) -> http1.Response | http1.Content | http1.End:
+        """Give upstream's next event; what is due to the client leaves before each read."""
+        while (event := self._parser.next_event()) is None:
+            await self.reply.flush()
+            data = await self._read_upstream()
+            if data:
+                self._parser.feed(data)
+            else:
+                self._parser.feed_eof()
+        return event
+
+    async def _read_upstream(self) -> bytes:
+        """Read once; time in which the request's content still moves is not silence."""
+        self._last_moved = self._now()
+        while True:
+            deadline = self._last_moved + self._settings.timeout_s
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                if self._last_moved + self._settings.timeout_s <= deadline:
+                    raise http1.ProtocolError("nothing came in time", 504) from None
+            except OSError:
+                raise http1.Truncated("the connection broke", 502) from None
+
+    # After a 101
+
+    async def _tunnel(self) -> None:
+        """Carry bytes both ways until either side closes, and the other had time to follow."""
+        client = self._client
+        self._writer.write(client.parser.take_unread())
+        client.writer.write(self._parser.take_unread())
+        pumps = [
+            asyncio.create_task(pump(client.reader, self._writer)),
+            asyncio.create_task(pump(self._reader, client.writer)),
+        ]
+        try:
+            done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            if not any(task.exception() for task in done):  # a half-close, which was passed on
+                await asyncio.wait(pumps, timeout=LINGER_S)
+        finally:
+            await cancel(pumps)
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes as they come, and end-of-file when it comes."""
+    while data := await reader.read(READ_BYTES):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, bool]) -> bool:
+    """Run all until one is done; give its result (of several, the earlier argument's)."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        await cancel(tasks)
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel and wait, whatever their results."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# One client's connection
+
+
+class Connection:
+    """The requests of one client, one after the other, each with a connection to upstream."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.parser = http1.RequestParser(LIMITS)
+        self.eof = False
+        self._settings = settings
+        self._reply: Reply | None = None
+        # `drain` waits until the kernel has everything: a slow client holds upstream back at once.
+        writer.transport.set_write_buffer_limits(0)
+
+    async def run(self) -> None:
+        """Serve until either side has had enough."""
+        try:
+            while await self._serve_one():
+                pass
+            await self._linger()
+        except (ClientGone, OSError):
+            pass
+        finally:
+            self._close()
+
+    async def read(self) -> int:
+        """Feed the parser once; 0 at end-of-file. Raises ClientGone on a reset."""
+        try:
+            data = await self.reader.read(READ_BYTES)
+        except OSError as error:
+            raise ClientGone from error
+        if data:
+            self.parser.feed(data)
+        else:
+            self.eof = True
+            self.parser.feed_eof()
+        return len(data)
+
+    async def next_event(self) -> http1.Request | http1.Content | http1.End:
+        """Give the next event of a request under way."""
+        while (event := self.parser.next_event()) is None:
+            await self.read()
+        return event
+
+    def was_reset(self) -> bool:
+        """Ask the socket: asyncio does not poll one whose end-of-file it has read."""
+        if self.writer.is_closing():
+            return True
+        return bool(self.writer.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR))
+
+    async def _serve_one(self) -> bool:
+        """Answer one request; whether another may follow."""
+        request = self._reply = None
+        try:
+            request = await self._read_head()
+            if request is None:
+                return False
+            if request.method == "OPTIONS" and hops_left(request) == 0:
+                await self._answer(200)
+                return False
+            if request.method == "CONNECT" or hops_left(request) == 0:
+                raise http1.ProtocolError(f"{request.method} is not implemented here", 501)
+            exchange = Exchange(self, request, self._settings)
+            self._reply = exchange.reply
+            await exchange.run()
+            return self._reply.keep_alive
+        except http1.ProtocolError as error:
+            if self._reply is not None and self._reply.started:
+                await self._reply.cut()
+            else:
+                await self._refuse(error, request)
+            return False
+
+    async def _read_head(self) -> http1.Request | None:
+        """Wait for a request's head; None when there will be none."""
+        now = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(IDLE_S if self.parser.idle else HEAD_S) as deadline:
+                while (event := self.parser.next_event()) is None:
+                    if self.eof:
+                        return None
+                    was_idle = self.parser.idle
+                    await self.read()
+                    if was_idle:
+                        deadline.reschedule(now() + HEAD_S)
+        except TimeoutError:
+            if self.parser.idle:
+                return None
+            raise http1.ProtocolError("the head took too long to arrive", 408) from None
+        return event if isinstance(event, http1.Request) else None
+
+    async def _refuse(self, error: http1.ProtocolError, request: http1.Request | None) -> None:
+        kind = ERROR_TYPES.get(error.status, "invalid_request_error")
+        message = f"upstream: {error}" if error.status in (502, 504) else str(error)
+        content = json.dumps({"error": {"message": message, "type": kind}}).encode()
+        await self._answer(error.status, content, request is not None and request.method == "HEAD")
+
+    async def _answer(self, status: int, content: bytes = b"", head_only: bool = False) -> None:
+        """Answer without upstream. What else the client has sent is of no interest then."""
+        fields = [("Date", http1.format_date(time.time())), ("Connection", "close")]
+        if content:
+            fields.append(("Content-Type", "application/json"))
+        self.writer.write(http1.encode_response(status, fields, content, head_only=head_only))
+        await self.writer.drain()
+
+    async def _linger(self) -> None:
+        """Close our half, then read on for a while: RFC 9112 section 9.6.
+
+        Bytes that reach a closed socket are answered with a reset, which may destroy what the
+        client has not read yet.
+        """
+        if self._reply is not None and self._reply.needs_reset:
+            return
+        self.writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while await self.reader.read(READ_BYTES):
+                    pass
+
+    def _close(self) -> None:
+        if self._reply is not None and self._reply.needs_reset and not self.writer.is_closing():
+            no_time = struct.pack("ii", 1, 0)  # close() then resets
+            self.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, no_time)
+        self.writer.transport.abort()
+
+
+# The process
+
+
+async def serve(settings: Settings, host: str, port: int) -> None:
+    """Accept clients until a signal comes. Raises OSError when the address can't be had."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(Connection(reader, writer, settings).run())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, host, port, limit=READ_BYTES)
+    stop = stop_signal()
+    print(f"http://{authority(*server.sockets[0].getsockname()[:2])}", flush=True)
+    await stop.wait()
+    server.close()  # not wait_closed: from Python 3.12 on it waits for every open connection
+    await cancel(list(tasks))
+
+
+def stop_signal() -> asyncio.Event:
+    """Give an event that the first SIGINT or SIGTERM sets; the second ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(*_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return stop
+
+
+def authority(host: str, port: int) -> str:
+    """Write host and port as URLs do."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def upstream_address(url: str) -> tuple[str, int]:
+    """Read `--upstream`: a host and perhaps a port, no path."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise argparse.ArgumentTypeError("must be like http://127.0.0.1:8765")
+    return parts.hostname, parts.port or 80
+
+
+def positive(kind: type[int] | type[float]) -> Any:
+    """Make an argument type for numbers above zero."""
+
+    def parse(text: str) -> int | float:
+        number = kind(text)
+        if not 0 < number < float("inf"):
+            raise argparse.ArgumentTypeError("must be above zero")
+        return number
+
+    return parse
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="A gateway that buffers on purpose.")
+    option = parser.add_argument
+    option("--host", default="127.0.0.1", help="address to listen on")
+    option("--port", type=int, default=8766, help="port to listen on; 0 takes a free one")
+    option("--upstream", type=upstream_address, default="http://127.0.0.1:8765", metavar="URL")
+    option("--honor", action="store_true", help="let X-Accel-Buffering: no pass at once")
+    option("--block", type=positive(int), default=8192, metavar="BYTES", help="bytes per block")
+    option(
+        "--timeout",
+        type=positive(float),
+        default=300.0,
+        metavar="SECONDS",
+        help="of silence from upstream before 504",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the gateway."""
+    options = parse_arguments()
+    upstream_host, upstream_port = options.upstream
+    settings = Settings(upstream_host, upstream_port, options.honor, options.block, options.timeout)
+    try:
+        asyncio.run(serve(settings, options.host, options.port))
+    except (OSError, OverflowError) as error:
+        address = authority(options.host, options.port)
+        sys.exit(f"proxy.py: cannot listen on {address}: {error}")
+
+
+if __name__ == "__main__":
+    main()
