@@ -1,0 +1,413 @@
+"""The generation thread: requests in, pieces of text out, many at a time.
+
+One thread runs the model for everybody. Between two steps requests join and leave; in a step
+every live row goes through the model together, because a forward pass over sixteen rows costs
+little more than over one (the weights are read from memory once either way).
+
+    event loop                                generation thread
+    ----------                                -----------------
+    submit(ids, params)  --- waiting --->     admit    to a free cache row, first come first served
+         |                                    prefill  one chunk of one prompt
+    Generation                                decode   one token for every live row
+         | async for piece                    choose   sample; text, stop strings, finish
+         <------ one call_soon_threadsafe a pass: [(generation, piece, end), ...]
+    cancel() ------- a flag ------------->    read at the start of each step
+
+A request is waiting, then has a row and is prefilling, then decoding (or paused), then finished:
+"stop" (end-of-sequence token or stop string), "length", "cancelled" or "error".
+
+What the thread promises: after `cancel` at most the step under way is finished for that row; an
+error in one row ends that row alone; an error in the forward pass itself ends every row in it, in
+words, and the thread goes on; nobody waits for ever.
+
+Not here: tensors (`lm.py` has them; the `LanguageModel` protocol below is all that is needed, so
+that tests drive this file with a fake), sockets, clocks other than for the timings.
+
+Read next: `simulated.py`, the same interface without a model.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from detokenizer import Detokenizer, StopStrings
+
+from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams
+
+log = logging.getLogger("engine")
+
+Messages = list[dict[str, Any]]
+Prompt = str | Messages | list[int]
+
+
+def token_ids(prompt: Prompt, encode: Callable[[str | Messages], list[int]]) -> list[int]:
+    """The prompt's ids: as given, or encoded here and now."""
+    if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
+        return cast(list[int], prompt)
+    return encode(cast(str | Messages, prompt))
+
+
+class LanguageModel(Protocol):
+    """What the engine asks of a model. `lm.LanguageModel` is the real one.
+
+    A row is one sequence's place in the cache. `prefill` and `decode` append to rows and return
+    logits that only the model looks into; `logits` `index` i belongs to the i-th row of the call.
+    """
+
+    name: str
+    rows: int
+    context: int
+    eos_ids: frozenset[int]
+
+    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """Plain text or chat messages to token ids; `ValueError` when it can't. Thread-safe."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decode ids, special tokens skipped."""
+
+    def prefill(self, row: int, ids: Sequence[int]) -> Any:
+        """Append `ids` to a row; the logits of the last one."""
+
+    def decode(self, rows: Sequence[int], ids: Sequence[int]) -> Any:
+        """Append one id to each of `rows` in one forward pass; one line of logits for each."""
+
+    def choose(
+        self,
+        logits: Any,
+        index: int,
+        params: SamplingParams,
+        history: Sequence[int],
+        random: random.Random,
+    ) -> int:
+        """Sample one token; `history` is prompt and reply so far."""
+
+    def truncate(self, row: int, length: int) -> None:
+        """Keep the first `length` ids of a row."""
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """What the thread knows of one generation: its ids, its text state, its row."""
+
+    generation: Generation
+    prompt: list[int]
+    params: SamplingParams
+    random: random.Random
+    detokenizer: Detokenizer
+    stops: StopStrings
+    ids: list[int] = field(default_factory=list)  # prompt, then what was sampled
+    row: int = -1
+    prefilled: int = 0
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the whole prompt is in the cache (else it is prefilling)."""
+        return self.prefilled == len(self.prompt)
+
+    def flush(self) -> str:
+        """Give out what was held: half a character, or the beginning of a stop string."""
+        return self.stops.add(self.detokenizer.finish()) + self.stops.finish()
+
+
+Delivery = tuple[Generation, str, str | None]
+
+
+class Engine:
+    """Runs a model for many requests at once. See the module's docstring.
+
+    `prefill_chunk`: tokens of one prompt that go through the model between two decode steps; a
+    running stream never waits longer than that. `max_waiting`: beyond the rows in use, so many
+    requests may wait. `submit` and `close` belong to the event loop that called `start`.
+    """
+
+    def __init__(
+        self, model: LanguageModel, *, prefill_chunk: int = 128, max_waiting: int = 64
+    ) -> None:
+        self.model = model
+        self.prefill_chunk = prefill_chunk
+        self.max_waiting = max_waiting
+        self.failure: str | None = None
+        self._wake = threading.Condition()
+        self._waiting: deque[Run] = deque()
+        self._rows: list[Run | None] = [None] * model.rows
+        # What each row's cache holds from whole prefill chunks: see _pick_row.
+        self._cached: list[list[int]] = [[] for _ in range(model.rows)]
+        self._closing = False
+        self._changed = False
+        self._numbers = itertools.count(1)
+        self._deliveries: list[Delivery] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+
+    # The event loop's calls.
+
+    def start(self) -> None:
+        """Start the thread; pieces are delivered to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, prompt: Prompt, params: SamplingParams) -> Generation:
+        """Queue a request.
+
+        `prompt` is token ids, plain text or chat messages; the latter two are tokenized here and
+        now, so encode long ones off the event loop first. Raises `BadRequest`, `QueueFull`,
+        `EngineDown`.
+        """
+        ids = self._checked(prompt)
+        generation = Generation(f"reply-{next(self._numbers)}", len(ids), self._notify)
+        run = Run(
+            generation,
+            ids,
+            params,
+            random.Random(params.seed),
+            Detokenizer(self.model.text),
+            StopStrings(params.stop),
+            ids=list(ids),
+        )
+        with self._wake:
+            if self.failure is not None or self._closing:
+                raise EngineDown(self.failure or "the server is shutting down")
+            if len(self._waiting) >= self.max_waiting + self._rows.count(None):
+                raise QueueFull(f"{len(self._waiting)} requests are waiting already")
+            self._waiting.append(run)
+            self._changed = True
+            self._wake.notify()
+        return generation
+
+    def _checked(self, prompt: Prompt) -> list[int]:
+        ids = token_ids(prompt, self.model.encode)
+        if not ids:
+            raise BadRequest("the prompt is empty", "prompt")
+        if len(ids) >= self.model.context:
+            raise BadRequest(
+                f"the prompt has {len(ids)} tokens; the context holds {self.model.context}"
+                " and the reply needs at least one",
+                "prompt",
+                "context_length_exceeded",
+            )
+        return ids
+
+    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """Tokenize; slow for long prompts, and safe to call from any thread."""
+        return self.model.encode(prompt)
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancel what waits and what runs."""
+        with self._wake:
+            runs = [run for run in (*self._waiting, *self._rows) if run is not None]
+        for run in runs:
+            run.generation.cancel(reason)
+
+    def close(self, timeout: float = 10) -> None:
+        """Cancel everything and stop the thread; waits up to `timeout` seconds for its step."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._rows) - self._rows.count(None)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._changed = True
+            self._wake.notify()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._step()
+        except BaseException as error:
+            log.exception("the generation thread died")
+            self.failure = "the generation thread died"
+            self._end_all("error", str(error))
+        else:
+            self._end_all("cancelled", None)
+        self._hand_over()
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when it is time to end."""
+        with self._wake:
+            while not (self._closing or self._changed or self._busy()):
+                self._wake.wait()
+            self._changed = False
+            return not self._closing
+
+    def _busy(self) -> bool:
+        return any(run is not None and not self._idle(run) for run in self._rows)
+
+    @staticmethod
+    def _idle(run: Run) -> bool:
+        return run.generation.paused and run.decoding
+
+    def _step(self) -> None:
+        """At most two forward passes: a chunk of one prompt, then a token for every live row.
+
+        What each makes is handed over at once, and who left during one has no part in the next.
+        """
+        for forward_pass in (self._prefill, self._decode):
+            self._sweep()
+            self._admit()
+            forward_pass()
+            self._hand_over()
+
+    def _sweep(self) -> None:
+        """End what was cancelled, wherever it is."""
+        with self._wake:
+            cancelled = [run for run in self._waiting if run.generation.cancel_reason]
+            for run in cancelled:
+                self._waiting.remove(run)
+        held = (run for run in self._rows if run is not None and run.generation.cancel_reason)
+        for run in itertools.chain(cancelled, list(held)):
+            self._finish(run, "", "cancelled")
+
+    def _admit(self) -> None:
+        while self._waiting and None in self._rows:
+            with self._wake:
+                run = self._waiting.popleft()
+            run.row, run.prefilled = self._pick_row(run.prompt)
+            self.model.truncate(run.row, run.prefilled)
+            self._cached[run.row] = run.prompt[: run.prefilled]
+            self._rows[run.row] = run
+            run.generation.timings.queued = self._since_submit(run)
+
+    def _pick_row(self, prompt: list[int]) -> tuple[int, int]:
+        """Choose the free row whose cache begins most like this prompt; and how much of it serves.
+
+        Only whole prefill chunks are reused. A chunk's arithmetic depends on the chunk and on
+        what precedes it, never on when it was done, so a reused chunk is equal bit for bit to one
+        computed anew: the same request gives the same text with or without reuse.
+        """
+
+        def served(row: int) -> int:
+            # At least one token must go through the model, to give logits.
+            pairs = zip(self._cached[row], prompt[:-1], strict=False)
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            return same - same % self.prefill_chunk
+
+        free = [row for row, run in enumerate(self._rows) if run is None]
+        best = max(free, key=lambda row: (served(row), -len(self._cached[row])))
+        return best, served(best)
+
+    def _prefill(self) -> None:
+        """Take one chunk of the oldest prompt that is not yet in the cache."""
+        runs = [run for run in self._rows if run is not None and not run.decoding]
+        if not runs:
+            return
+        run = min(runs, key=lambda run: run.generation.submitted)
+        chunk = run.prompt[run.prefilled : run.prefilled + self.prefill_chunk]
+        try:
+            logits = self.model.prefill(run.row, chunk)
+            run.prefilled += len(chunk)
+            if len(chunk) == self.prefill_chunk:
+                self._cached[run.row] = run.prompt[: run.prefilled]
+            if run.decoding:
+                run.generation.timings.prefill = self._since_submit(run)
+                self._sample(run, logits, 0)
+        except Exception as error:
+            self._fail([run], error)
+
+    def _decode(self) -> None:
+        """One token for every row whose prompt is in the cache."""
+        runs = [
+            run for run in self._rows if run is not None and run.decoding and not self._idle(run)
+        ]
+        if not runs:
+            return
+        try:
+            logits = self.model.decode([run.row for run in runs], [run.ids[-1] for run in runs])
+        except Exception as error:
+            self._fail(runs, error)
+            return
+        for index, run in enumerate(runs):
+            try:
+                self._sample(run, logits, index)
+            except Exception as error:
+                self._fail([run], error)
+
+    def _sample(self, run: Run, logits: Any, index: int) -> None:
+        token = self.model.choose(logits, index, run.params, run.ids, run.random)
+        run.ids.append(token)
+        generation = run.generation
+        generation.completion_tokens += 1
+        generation.timings.last_token = self._since_submit(run)
+        if generation.timings.first_token is None:
+            generation.timings.first_token = generation.timings.last_token
+        piece, finish_reason = self._piece(run, token)
+        if finish_reason is not None:
+            self._finish(run, piece, finish_reason)
+        elif piece:
+            self._deliveries.append((generation, piece, None))
+
+    def _piece(self, run: Run, token: int) -> tuple[str, str | None]:
+        """The text that this token makes safe to send, and the reason to finish, if any."""
+        if token in self.model.eos_ids:
+            return run.flush(), "stop"
+        piece = run.stops.add(run.detokenizer.add(token))
+        if run.stops.matched is None and not self._at_limit(run):
+            return piece, None
+        if run.stops.matched is None:
+            piece += run.flush()  # which may complete a stop string
+        return piece, "stop" if run.stops.matched is not None else "length"
+
+    def _at_limit(self, run: Run) -> bool:
+        sampled = len(run.ids) - len(run.prompt)
+        return sampled >= run.params.max_tokens or len(run.ids) >= self.model.context
+
+    def _finish(self, run: Run, piece: str, finish_reason: str) -> None:
+        if run.row >= 0:
+            self._rows[run.row] = None
+            self.model.truncate(run.row, len(self._cached[run.row]))
+        run.generation.matched_stop = run.stops.matched
+        self._deliveries.append((run.generation, piece, finish_reason))
+
+    def _fail(self, runs: list[Run], error: Exception) -> None:
+        log.error("a generation failed", exc_info=error)
+        for run in runs:
+            run.generation.error = "the model failed on this request"
+            self._cached[run.row] = []
+            self._finish(run, "", "error")
+
+    def _end_all(self, finish_reason: str, error: str | None) -> None:
+        with self._wake:
+            runs = [run for run in (*self._waiting, *self._rows) if run is not None]
+            self._waiting.clear()
+        self._rows = [None] * len(self._rows)
+        for run in runs:
+            run.generation.error = error and "the generation thread died"
+            self._deliveries.append((run.generation, "", finish_reason))
+
+    def _hand_over(self) -> None:
+        """Bring all that a forward pass made to the event loop in one crossing."""
+        deliveries, self._deliveries = self._deliveries, []
+        if deliveries and self._loop is not None:
+            # A loop that was closed in the meantime has nobody waiting on it.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_deliver, deliveries)
+
+    @staticmethod
+    def _since_submit(run: Run) -> float:
+        return time.monotonic() - run.generation.submitted
+
+
+def _deliver(deliveries: Iterable[Delivery]) -> None:
+    for generation, piece, finish_reason in deliveries:
+        generation.deliver(piece, finish_reason)

@@ -1,0 +1,195 @@
+"""One reply in the making: how it is asked for, what comes of it, and how it can go wrong.
+
+The words that the engine and the server have in common. `SamplingParams` is checked when it is
+made, so that a bad number is a 400 that names its field and never reaches the model. `Generation`
+is the consumer's end of the queue between the generation thread and the event loop: everything
+here runs on the event loop.
+
+Read next: `engine.py`, which fills it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+# More would cost time at each piece and serves nobody; the providers allow 4.
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 500
+# Below this the division of the logits would overflow before it changed any choice.
+GREEDY_BELOW = 0.01
+
+
+class BadRequest(ValueError):
+    """The request can't be right. `field` names what is wrong; the text is safe to show."""
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
+
+
+class QueueFull(Exception):
+    """As many requests wait as are allowed to: try again later (HTTP 429)."""
+
+
+class EngineDown(Exception):
+    """There is no generation thread any more (HTTP 503)."""
+
+
+class GenerationError(Exception):
+    """The model failed on this generation; the text is safe to show."""
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    # bool is an int to Python, and json.loads lets NaN and Infinity through: both are refused.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest(f"{name} must be a number from {low:g} to {high:g}", name)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(f"{name} must be an integer from {low} to {high}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token, and when to stop.
+
+    `temperature` 0 (or below 0.01) is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws
+    from the operating system. Raises `BadRequest` that names the field.
+    """
+
+    max_tokens: int = 100
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 0.9
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1, 1_000_000)
+        _number("temperature", self.temperature, 0, 2)
+        _integer("top_k", self.top_k, 0, 1_000_000)
+        _number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise BadRequest("top_p must be above 0", "top_p")
+        _number("repetition_penalty", self.repetition_penalty, 0.1, 10)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**64 - 1)
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOPS:
+            raise BadRequest(f"stop must be a list of at most {MAX_STOPS} strings", "stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+                raise BadRequest(f"each stop must be 1 to {MAX_STOP_CHARACTERS} characters", "stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds from `submit` to each milestone; None until it is reached."""
+
+    queued: float | None = None
+    prefill: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The four, rounded to microseconds, for JSON."""
+        names = ("queued", "prefill", "first_token", "last_token")
+        values = (getattr(self, name) for name in names)
+        rounded = (None if value is None else round(value, 6) for value in values)
+        return dict(zip(names, rounded, strict=True))
+
+
+class Generation:
+    """One reply in the making: iterate over its pieces, or cancel it.
+
+    `async for piece in generation` yields non-empty strings and ends when the reply does;
+    `finish_reason` then says why. Raises `GenerationError` when the model failed. Leaving a
+    `with generation:` block cancels what is still running.
+    """
+
+    def __init__(
+        self, id: str, prompt_tokens: int, notify: Callable[[], None] | None = None
+    ) -> None:
+        self.id = id
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.matched_stop: str | None = None
+        self.cancel_reason: str | None = None
+        self.paused = False
+        self.timings = Timings()
+        self.submitted = time.monotonic()
+        self._notify = notify  # wakes the engine when a flag above has changed
+        self._pieces: deque[str] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens read and tokens sampled (an end-of-sequence token counts as sampled)."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Stop generating; the first reason given is kept. Harmless after the end."""
+        if self.finish_reason is None and self.cancel_reason is None:
+            self.cancel_reason = reason
+            self._wake_engine()
+
+    def pause(self, paused: bool) -> None:
+        """Leave the batch until `pause(False)`: for a client that does not keep up."""
+        self.paused = paused
+        self._wake_engine()
+
+    def _wake_engine(self) -> None:
+        if self._notify is not None:
+            self._notify()
+
+    def deliver(self, piece: str, finish_reason: str | None = None) -> None:
+        """Take in what one step made for this reply (called by the engine, on the event loop)."""
+        if piece:
+            self._pieces.append(piece)
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while not self._pieces:
+            if self.finish_reason == "error":
+                raise GenerationError(self.error or "the model failed")
+            if self.finish_reason is not None:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._pieces.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel("abandoned")

@@ -1,0 +1,89 @@
+"""A WebSocket after its opening handshake, on the server's side: reading, pings, closing.
+
+`websocket.py` knows frames and messages; this file moves them over an exchange that was upgraded
+(`connection.py`), answers pings and closes, and runs the closing handshake against the clock.
+
+RFC 6455 sections 5.5.1 to 5.5.3 (Close, Ping, Pong), 7.1 (closing), 7.4 (codes).
+Read next: `server.py`.
+"""
+
+import asyncio
+import contextlib
+
+import websocket
+from connection import READ_BYTES, ClientGone, Exchange
+
+# For the peer to answer our Close with its own, before the connection is dropped.
+CLOSE_S = 5.0
+
+
+class Session:
+    """Messages in and out. One task may read while others send."""
+
+    def __init__(self, exchange: Exchange, max_message_bytes: int = 1024 * 1024) -> None:
+        self.exchange = exchange
+        self.close_code: int | None = None  # the peer's, once its Close has come
+        self._peer = websocket.Connection(
+            websocket.Side.SERVER, max_message_bytes=max_message_bytes
+        )
+
+    async def accept(self) -> None:
+        """Answer the opening handshake. Raises `http1.ProtocolError` when it is none."""
+        request = self.exchange.request
+        websocket.check_request(request)
+        await self.exchange.content()  # none, but the parser has to be told
+        self._peer.feed(self.exchange.upgrade(websocket.response_fields(request)))
+        self.exchange.heartbeat = self._peer.ping(b"")
+
+    def send(self, data: str | bytes) -> None:
+        """Send one message; nothing is sent once either side has begun to close."""
+        if self._peer.state is websocket.State.OPEN:
+            self.exchange.write(self._peer.message(data))
+
+    async def receive(self) -> str | bytes | None:
+        """The next message; None when there will be none. Pings and closes are answered here.
+
+        Bytes that break the protocol are answered with a Close that names the fault.
+        """
+        while True:
+            try:
+                event = self._peer.next_event()
+            except websocket.ProtocolError as error:
+                self._send_close(error.close_code, str(error))
+                return None
+            match event:
+                case None:
+                    if not await self._read():
+                        return None
+                case websocket.Message(data):
+                    return data
+                case websocket.Ping(payload):
+                    if self._peer.state is websocket.State.OPEN:
+                        self.exchange.write(self._peer.pong(payload))
+                case websocket.Close(code):
+                    self.close_code = code
+                    # RFC 6455 section 5.5.1: the code is typically echoed.
+                    self._send_close(code, "")
+                    return None
+
+    async def _read(self) -> bool:
+        data = await self.exchange.wire.read(READ_BYTES)
+        self.exchange.heard()
+        self._peer.feed(data)
+        return bool(data)
+
+    def _send_close(self, code: int, reason: str) -> None:
+        if self._peer.state is not websocket.State.CLOSED and not self._close_sent:
+            self._close_sent = True
+            with contextlib.suppress(ClientGone):
+                self.exchange.write(self._peer.close(code, reason))
+
+    _close_sent = False
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Run the closing handshake: our Close, what the peer still sends, its Close."""
+        self._send_close(code, reason)
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(CLOSE_S):
+                while self.close_code is None and await self.receive() is not None:
+                    pass

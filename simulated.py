@@ -1,0 +1,193 @@
+"""A stand-in for the model: words on a seeded schedule, and faults on demand.
+
+The same `submit` and `Generation` as `engine.py`, with nothing installed but Python. A token is a
+word; each word comes `delay_ms` plus or minus `jitter_ms` (evenly spread) after the one before,
+the first one `first_delay_ms` later still. The same prompt and seed give the same words on the
+same schedule, on any machine: what differs between two ways of delivery is then the delivery.
+
+Faults are asked for by a field of the request and strike after so many words:
+
+    fail_after      the generation fails: an error in words, on the wire as for any failure
+    stall_after     nothing more comes, and no end either
+    truncate_after  the connection is cut, without an end
+    garbage_after   bytes that are no valid event, frame or chunk
+    split_at        every write is cut into parts of so many bytes
+
+The first two are made here; the other three are the connection's, and only carried from here.
+
+Not here: rows, batches, sampling. Read next: `dialects.py`.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from engine import Prompt, token_ids
+from generation import BadRequest, EngineDown, Generation, SamplingParams
+
+WORDS = """
+a and as at before between by carried clear day each every first for from gone half in into it its
+kept late light little long made moment more morning never next of on once one open other over
+piece reader river same sent slow small so soon still the then there they through time to token
+under until up water when which while wind with without word work
+""".split()  # noqa: SIM905 (a list of ninety literals is no better)
+
+FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
+
+
+class SimulatedEngine:
+    """Replies of `max_tokens` words, each on its own schedule, without limit to their number."""
+
+    name = "simulated"
+    context = 1_000_000
+    failure: str | None = None
+
+    def __init__(
+        self,
+        seed: int = 42,
+        *,
+        delay_ms: float = 33,
+        jitter_ms: float = 8,
+        first_delay_ms: float = 0,
+    ) -> None:
+        self.seed = seed
+        self.delay_ms = delay_ms
+        self.jitter_ms = jitter_ms
+        self.first_delay_ms = first_delay_ms
+        self._numbers = itertools.count(1)
+        self._schedules: set[Schedule] = set()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Nobody ever waits."""
+        return 0
+
+    @property
+    def running(self) -> int:
+        """Replies under way."""
+        return len(self._schedules)
+
+    def start(self) -> None:
+        """Nothing to start: the event loop's own clock drives the words."""
+
+    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """One id a word; the ids mean nothing but their number and their text's checksum."""
+        if not isinstance(prompt, str):
+            prompt = " ".join(_content(message) for message in prompt)
+        return [sum(word.encode()) for word in prompt.split()]
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        faults: Mapping[str, int] | None = None,
+    ) -> Generation:
+        """As `Engine.submit`; `faults` as in the module's docstring."""
+        if self._closed:
+            raise EngineDown("the server is shutting down")
+        ids = token_ids(prompt, self.encode)
+        if not ids:
+            raise BadRequest("the prompt is empty", "prompt")
+        number = next(self._numbers)
+        draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
+        schedule = Schedule(self, f"reply-{number}", len(ids), params, draw, faults or {})
+        self._schedules.add(schedule)
+        schedule.start()
+        return schedule.generation
+
+    def close(self, timeout: float = 0) -> None:
+        """Cancel everything."""
+        self._closed = True
+        self.cancel_all("shutdown")
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancel what runs."""
+        for schedule in list(self._schedules):
+            schedule.generation.cancel(reason)
+
+    def forget(self, schedule: "Schedule") -> None:
+        """Called by a schedule that has ended."""
+        self._schedules.discard(schedule)
+
+
+class Schedule:
+    """One reply's words and their times."""
+
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        id: str,
+        prompt_tokens: int,
+        params: SamplingParams,
+        draw: random.Random,
+        faults: Mapping[str, int],
+    ) -> None:
+        self.generation = Generation(id, prompt_tokens, self._flags_changed)
+        self._engine = engine
+        self._params = params
+        self._draw = draw
+        self._faults = faults
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + engine.first_delay_ms / 1000
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Put the first word on the clock."""
+        timings = self.generation.timings
+        timings.queued = timings.prefill = 0.0
+        self._next()
+
+    def _next(self) -> None:
+        # From the time it was due, not from now: lateness does not add up.
+        engine = self._engine
+        self._due += (engine.delay_ms + engine.jitter_ms * self._draw.uniform(-1, 1)) / 1000
+        self._timer = self._loop.call_at(self._due, self._word)
+
+    def _word(self) -> None:
+        generation = self.generation
+        if generation.paused:
+            self._timer = None
+            return
+        if generation.completion_tokens == self._faults.get("fail_after"):
+            generation.error = "the simulated model failed, as asked"
+            self._end("", "error")
+            return
+        if generation.completion_tokens == self._faults.get("stall_after"):
+            return
+        word = self._draw.choice(WORDS)
+        piece = f" {word}" if generation.completion_tokens else word.capitalize()
+        generation.completion_tokens += 1
+        since_submit = self._loop.time() - generation.submitted
+        generation.timings.last_token = since_submit
+        if generation.timings.first_token is None:
+            generation.timings.first_token = since_submit
+        if generation.completion_tokens == self._params.max_tokens:
+            self._end(piece, "length")
+        else:
+            generation.deliver(piece)
+            self._next()
+
+    def _flags_changed(self) -> None:
+        if self.generation.cancel_reason is not None:
+            # Not from inside cancel(): the consumer hears of it as from the real engine, later.
+            self._loop.call_soon(self._end, "", "cancelled")
+        elif not self.generation.paused and self._timer is None:
+            self._due = self._loop.time()
+            self._word()
+
+    def _end(self, piece: str, finish_reason: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.generation.finish_reason is None:
+            self._engine.forget(self)
+            self.generation.deliver(piece, finish_reason)
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise BadRequest("each message needs a text content", "messages")
+    return content
