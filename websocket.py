@@ -172,7 +172,7 @@ CONTROL = 0x8  # the bit that tells control frames from data frames
 def apply_mask(payload: bytes | bytearray, key: bytes) -> bytes:
     """Mask or unmask `payload`: byte i XOR byte i mod 4 of `key` (section 5.3).
 
-    One XOR of two big integers: a loop over the bytes would be a hundred times slower.
+    One XOR of two big integers: a loop over the bytes would be some thirty times slower.
     """
     n = len(payload)
     repeated = key * (n // 4) + key[: n % 4]
@@ -217,7 +217,7 @@ def _parse_extended_length(encoded: bytearray) -> int:
     return length
 
 
-def is_sendable_close_code(code: int) -> bool:
+def _is_valid_close_code(code: int) -> bool:
     """Tell whether `code` may stand in a Close frame (sections 7.4.1 and 7.4.2).
 
     1004 is reserved; 1005, 1006 and 1015 are for reports to the application only; 1012 to 1014
@@ -229,7 +229,7 @@ def is_sendable_close_code(code: int) -> bool:
 def _encode_close_payload(code: int, reason: str) -> bytes:
     if code == NO_STATUS_RECEIVED and not reason:
         return b""
-    if not is_sendable_close_code(code):
+    if not _is_valid_close_code(code):
         raise ValueError(f"close code {code} must not be sent")
     cut = reason.encode()[: MAX_CONTROL_BYTES - 2]
     # The cut may have left the first bytes of a character: "ignore" drops them.
@@ -243,7 +243,7 @@ def _parse_close_payload(payload: bytes) -> "Close":
     if len(payload) == 1:
         raise ProtocolError("half a close code")
     code = int.from_bytes(payload[:2], "big")
-    if not is_sendable_close_code(code):
+    if not _is_valid_close_code(code):
         raise ProtocolError(f"close code {code} is not allowed")
     try:
         return Close(code, payload[2:].decode())
