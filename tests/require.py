@@ -1,4 +1,4 @@
-"""Modules that some tests need and the project does not."""
+"""What a test needs beyond the standard library: skipped where absent, a failure under CI."""
 
 import importlib
 import os
@@ -7,9 +7,11 @@ from types import ModuleType
 import pytest
 
 
-def require(name: str) -> ModuleType:
-    """Return the module; where it is missing skip the test, but fail when CI=true."""
-    if os.environ.get("CI") == "true":
-        return importlib.import_module(name)
-    module: ModuleType = pytest.importorskip(name)
-    return module
+def require(module: str) -> ModuleType:
+    """Import `module`, or skip the test that asks; with CI=true its absence is a failure."""
+    if os.environ.get("CI") != "true":
+        return pytest.importorskip(module)
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        pytest.fail(f"{module} is missing under CI: {error}")
