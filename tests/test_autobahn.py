@@ -101,7 +101,7 @@ def check_report(folder, agent):
         for case, verdict in verdicts.items()
         if not {verdict["behavior"], verdict["behaviorClose"]} <= {"OK", "INFORMATIONAL"}
     }
-    assert wrong == {}
+    assert not wrong, str(wrong)
     assert len(verdicts) == CASE_COUNT
 
 
