@@ -68,13 +68,18 @@ READ_BYTES = 64 * 1024
 PIPELINE_BYTES = 64 * 1024  # read ahead of the reply under way; then TCP holds the client back
 HEAD_S = 10.0  # a head that was begun has to be complete by then (408)
 IDLE_S = 75.0  # between two requests; browsers give up after about as long
-STALL_S = 60.0  # a client that takes nothing for so long is gone
+CONTENT_S = 30.0  # between two parts of a request's content (408)
+STALL_S = 300.0  # a client that takes nothing for so long is gone
 CONNECT_S = 10.0
 LINGER_S = 2.0  # RFC 9112 section 9.6
 PROBE_S = 0.15  # a departure is certain after two of these
 LIMITS = http1.Limits(content_bytes=None)  # streamed, never held: upstream knows its own limit
 
-HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+# RFC 9110 section 7.6.1; and Content-Length, which is part of the framing of each side.
+HOP_BY_HOP = (
+    *("connection", "content-length", "keep-alive", "te", "trailer"),
+    *("transfer-encoding", "upgrade"),
+)
 ERROR_TYPES = {501: "not_implemented", 502: "bad_gateway", 504: "gateway_timeout"}
 
 Pairs = list[tuple[str, str]]
@@ -88,8 +93,7 @@ class ClientGone(Exception):
 class Settings:
     """Where upstream is and how its responses are passed on."""
 
-    host: str
-    port: int
+    upstream: tuple[str, int]
     honor: bool = False
     block_bytes: int = 8192
     timeout_s: float = 300.0  # of silence: a long prompt may take minutes to its first token
@@ -98,20 +102,13 @@ class Settings:
 # Fields and targets
 
 
-def end_to_end(fields: http1.Fields) -> Pairs:
-    """Drop what is meant for one hop: RFC 9110 section 7.6.1."""
-    dropped = HOP_BY_HOP | set(fields.tokens("connection"))
-
-    def stays(name: str) -> bool:
-        # Proxy-Status is meant for everybody: RFC 9209 section 2.
-        return name not in dropped and (not name.startswith("proxy-") or name == "proxy-status")
-
-    return [(name, value) for name, value in fields if stays(name.lower())]
-
-
-def without(fields: Pairs, *names: str) -> Pairs:
-    """Drop fields by lower-case names."""
-    return [(name, value) for name, value in fields if name.lower() not in names]
+def end_to_end(fields: http1.Fields, *also_not: str) -> Pairs:
+    """Drop what is meant for one hop only: RFC 9110 section 7.6.1."""
+    # Proxy-Status alone is meant for everybody: RFC 9209 section 2.
+    to_proxy = [
+        n for n, _ in fields if n.lower().startswith("proxy-") and n.lower() != "proxy-status"
+    ]
+    return list(fields.without(*HOP_BY_HOP, *fields.tokens("connection"), *to_proxy, *also_not))
 
 
 def via(version: tuple[int, int]) -> tuple[str, str]:
@@ -148,10 +145,10 @@ def asks_websocket(request: http1.Request) -> bool:
 def request_head(request: http1.Request, settings: Settings) -> bytes:
     """Write the request's head for upstream."""
     # RFC 9112 section 3.2.2: the authority of an absolute target goes before Host.
-    fields: Pairs = [("Host", request.host or authority(settings.host, settings.port))]
-    fields += without(end_to_end(request.fields), "host", "content-length", "max-forwards")
-    if request.version < (1, 1):
-        fields = without(fields, "expect")  # RFC 9110 section 10.1.1: ignored from HTTP/1.0
+    fields: Pairs = [("Host", request.host or authority(*settings.upstream))]
+    # RFC 9110 section 10.1.1: an expectation of HTTP/1.0 is ignored.
+    ignored = () if request.version >= (1, 1) else ("expect",)
+    fields += end_to_end(request.fields, "host", "max-forwards", *ignored)
     hops = hops_left(request)
     if hops is not None:
         fields.append(("Max-Forwards", str(hops - 1)))
@@ -177,7 +174,7 @@ def content_length(response: http1.Response) -> str | None:
 
 def response_fields(response: http1.Response) -> Pairs:
     """Give the response's fields as they go to the client, without framing."""
-    fields = without(end_to_end(response.fields), "content-length")
+    fields = end_to_end(response.fields)
     if response.status in (101, 426) and "websocket" in response.fields.tokens("upgrade"):
         fields += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
     if not response.interim and "date" not in response.fields:
@@ -203,7 +200,7 @@ class Reply:
         self.keep_alive = False
         self.writes = 0
         self._writer = writer
-        self._interim_allowed = request.version >= (1, 1)
+        self._modern = request.version >= (1, 1)  # knows chunked coding and interim responses
         self._framing = "none"
         self._block_bytes = 0
         self._head: bytes | None = None  # known and not yet sent
@@ -212,23 +209,21 @@ class Reply:
 
     def interim(self, response: http1.Response) -> None:
         """Pass on a 1xx; HTTP/1.0 has none (RFC 9110 section 15.2)."""
-        if self._interim_allowed:
-            head = http1.encode_head(response.status, response_fields(response), response.reason)
-            self._write(head)
+        if self._modern:
+            fields = response_fields(response)
+            self._write(http1.encode_head(response.status, fields, response.reason))
 
     def start(
         self, response: http1.Response, framing: str, keep_alive: bool, block_bytes: int
     ) -> None:
         """Take the final head; with `block_bytes` 0 everything leaves at once."""
         fields = response_fields(response)
-        length = content_length(response)
         if framing in ("chunked", "close"):
-            framing = "chunked" if self._interim_allowed else "close"
-            keep_alive = keep_alive and framing == "chunked"
+            framing = "chunked" if self._modern else "close"
+        elif response.status != 204 and (length := content_length(response)) is not None:
+            fields.append(("Content-Length", length))  # also of HEAD and 304: what GET would have
         if framing == "chunked":
             fields.append(("Transfer-Encoding", "chunked"))
-        elif framing != "close" and length is not None and response.status != 204:
-            fields.append(("Content-Length", length))  # also of HEAD and 304: what GET would have
         if not keep_alive:
             fields.append(("Connection", "close"))
         self._head = http1.encode_head(response.status, fields, response.reason)
@@ -274,7 +269,7 @@ class Reply:
         """Write something harmless; False when there is nothing of that kind."""
         if self.ended:
             return True  # its last bytes are on their way
-        if self._interim_allowed and (not self.started or self._head is not None):
+        if self._modern and (not self.started or self._head is not None):
             self._write(http1.encode_head(102, []))
         elif self._held or self._head is not None:
             self._send(len(self._held))
@@ -330,14 +325,13 @@ class Exchange:
         self._reader, self._writer = await self._connect()
         try:
             self._writer.write(request_head(self.request, self._settings))
-            switched = await first_of(self._relay_response(), self._relay_request())
-            if switched:
+            if await first_of(self._relay_response(), self._relay_request()):
                 await self._tunnel()
         finally:
             self._writer.transport.abort()  # at once, whatever is still to be written or read
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, port = self._settings.host, self._settings.port
+        host, port = self._settings.upstream
         try:
             async with asyncio.timeout(min(CONNECT_S, self._settings.timeout_s)):
                 reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
@@ -353,7 +347,9 @@ class Exchange:
     async def _relay_request(self) -> bool:
         """Stream the content up, then watch the client. Ends only by an exception."""
         chunked = "transfer-encoding" in self.request.fields
-        while not isinstance(event := await self._next_content(), http1.End):
+        # A client that expects a 100 waits for upstream, whose silence is measured elsewhere.
+        patience_s = None if self.request.expects_continue else CONTENT_S
+        while not isinstance(event := await self._client.next_event(patience_s), http1.End):
             if isinstance(event, http1.Content):
                 await self._to_upstream(http1.encode_chunk(event.data) if chunked else event.data)
         if chunked:
@@ -361,15 +357,6 @@ class Exchange:
         self._request_complete = True
         await self._watch_client()
         raise ClientGone
-
-    async def _next_content(self) -> http1.Request | http1.Content | http1.End:
-        # A client that expects a 100 waits for upstream, whose silence is measured elsewhere.
-        patience_s = None if self.request.expects_continue else STALL_S
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self._client.next_event()
-        except TimeoutError:
-            raise http1.ProtocolError("the content took too long to arrive", 408) from None
 
     async def _to_upstream(self, data: bytes) -> None:
         # An upstream that stopped listening may still answer: RFC 9112 section 9.5.
@@ -380,11 +367,9 @@ class Exchange:
 
     async def _watch_client(self) -> None:
         """Return when the client is gone. What else it sends is the next request."""
-        read = 1
         ahead_bytes = 0
-        while read and ahead_bytes < PIPELINE_BYTES:
-            read = await self._client.read()
-            ahead_bytes += read
+        while not self._client.eof and ahead_bytes < PIPELINE_BYTES:
+            ahead_bytes += await self._client.read()
         writes_before, probed = self.reply.writes, False
         while True:
             await asyncio.sleep(PROBE_S)
@@ -417,11 +402,9 @@ class Exchange:
             raise http1.ProtocolError("invalid status code", 502)
         # RFC 9112 section 9.3: a proxy keeps no connection with an HTTP/1.0 client; and where
         # content is still to come, the next request could not be found.
-        keep_alive = (
-            self.request.keep_alive and self.request.version >= (1, 1) and self._request_complete
-        )
-        asked = [v.strip().lower() for v in response.fields.get_all("x-accel-buffering")]
-        passed = self._settings.honor and "no" in asked
+        persists = self.request.keep_alive and self.request.version >= (1, 1)
+        keep_alive = persists and self._request_complete
+        passed = self._settings.honor and "no" in response.fields.tokens("x-accel-buffering")
         block_bytes = 0 if passed else self._settings.block_bytes
         self.reply.start(response, self._parser.framing, keep_alive, block_bytes)
 
@@ -542,11 +525,17 @@ class Connection:
             self.parser.feed_eof()
         return len(data)
 
-    async def next_event(self) -> http1.Request | http1.Content | http1.End:
+    async def next_event(
+        self, patience_s: float | None
+    ) -> http1.Request | http1.Content | http1.End:
         """Give the next event of a request under way."""
-        while (event := self.parser.next_event()) is None:
-            await self.read()
-        return event
+        try:
+            async with asyncio.timeout(patience_s):
+                while (event := self.parser.next_event()) is None:
+                    await self.read()
+                return event
+        except TimeoutError:
+            raise http1.ProtocolError("the content took too long to arrive", 408) from None
 
     def was_reset(self) -> bool:
         """Ask the socket: asyncio does not poll one whose end-of-file it has read."""
@@ -562,7 +551,7 @@ class Connection:
             if request is None:
                 return False
             if request.method == "OPTIONS" and hops_left(request) == 0:
-                await self._answer(200)
+                await self._answer(request, 200)
                 return False
             if request.method == "CONNECT" or hops_left(request) == 0:
                 raise http1.ProtocolError(f"{request.method} is not implemented here", 501)
@@ -574,7 +563,7 @@ class Connection:
             if self._reply is not None and self._reply.started:
                 await self._reply.cut()
             else:
-                await self._refuse(error, request)
+                await self._answer(request, error.status, error)
             return False
 
     async def _read_head(self) -> http1.Request | None:
@@ -595,17 +584,18 @@ class Connection:
             raise http1.ProtocolError("the head took too long to arrive", 408) from None
         return event if isinstance(event, http1.Request) else None
 
-    async def _refuse(self, error: http1.ProtocolError, request: http1.Request | None) -> None:
-        kind = ERROR_TYPES.get(error.status, "invalid_request_error")
-        message = f"upstream: {error}" if error.status in (502, 504) else str(error)
-        content = json.dumps({"error": {"message": message, "type": kind}}).encode()
-        await self._answer(error.status, content, request is not None and request.method == "HEAD")
-
-    async def _answer(self, status: int, content: bytes = b"", head_only: bool = False) -> None:
-        """Answer without upstream. What else the client has sent is of no interest then."""
+    async def _answer(
+        self, request: http1.Request | None, status: int, error: http1.ProtocolError | None = None
+    ) -> None:
+        """Answer without upstream, as the connection's last answer."""
         fields = [("Date", http1.format_date(time.time())), ("Connection", "close")]
-        if content:
+        content = b""
+        if error is not None:
+            message = f"upstream: {error}" if status in (502, 504) else str(error)
+            kind = ERROR_TYPES.get(status, "invalid_request_error")
+            content = json.dumps({"error": {"message": message, "type": kind}}).encode()
             fields.append(("Content-Type", "application/json"))
+        head_only = request is not None and request.method == "HEAD"
         self.writer.write(http1.encode_response(status, fields, content, head_only=head_only))
         await self.writer.drain()
 
@@ -642,8 +632,8 @@ async def serve(settings: Settings, host: str, port: int) -> None:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, host, port, limit=READ_BYTES)
     stop = stop_signal()
+    server = await asyncio.start_server(accept, host, port, limit=READ_BYTES)
     print(f"http://{authority(*server.sockets[0].getsockname()[:2])}", flush=True)
     await stop.wait()
     server.close()  # not wait_closed: from Python 3.12 on it waits for every open connection
@@ -678,42 +668,26 @@ def upstream_address(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port or 80
 
 
-def positive(kind: type[int] | type[float]) -> Any:
-    """Make an argument type for numbers above zero."""
-
-    def parse(text: str) -> int | float:
-        number = kind(text)
-        if not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError("must be above zero")
-        return number
-
-    return parse
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="A gateway that buffers on purpose.")
-    option = parser.add_argument
-    option("--host", default="127.0.0.1", help="address to listen on")
-    option("--port", type=int, default=8766, help="port to listen on; 0 takes a free one")
-    option("--upstream", type=upstream_address, default="http://127.0.0.1:8765", metavar="URL")
-    option("--honor", action="store_true", help="let X-Accel-Buffering: no pass at once")
-    option("--block", type=positive(int), default=8192, metavar="BYTES", help="bytes per block")
-    option(
-        "--timeout",
-        type=positive(float),
-        default=300.0,
-        metavar="SECONDS",
-        help="of silence from upstream before 504",
-    )
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, default=8766, help="0 takes a free one (%(default)s)")
+    add("--upstream", type=upstream_address, default="http://127.0.0.1:8765", metavar="URL")
+    add("--honor", action="store_true", help="let X-Accel-Buffering: no pass at once")
+    add("--block", type=int, default=8192, help="bytes held before they are sent (%(default)s)")
+    add("--timeout", type=float, default=300, help="seconds of silence until 504 (%(default)s)")
+    options = parser.parse_args()
+    if options.block < 1 or not 0 < options.timeout < float("inf"):
+        parser.error("--block and --timeout must be above zero")
+    return options
 
 
 def main() -> None:
     """Run the gateway."""
     options = parse_arguments()
-    upstream_host, upstream_port = options.upstream
-    settings = Settings(upstream_host, upstream_port, options.honor, options.block, options.timeout)
+    settings = Settings(options.upstream, options.honor, options.block, options.timeout)
     try:
         asyncio.run(serve(settings, options.host, options.port))
     except (OSError, OverflowError) as error:
