@@ -136,6 +136,7 @@ class Engine:
         self.max_waiting = max_waiting
         self.failure: str | None = None
         self._wake = threading.Condition()
+        self._runs: set[Run] = set()  # all that wait or have a row, so that none is forgotten
         self._waiting: deque[Run] = deque()
         self._rows: list[Run | None] = [None] * model.rows
         # What each row's cache holds from whole prefill chunks: see _pick_row.
@@ -177,6 +178,7 @@ class Engine:
                 raise EngineDown(self.failure or "the server is shutting down")
             if len(self._waiting) >= self.max_waiting + self._rows.count(None):
                 raise QueueFull(f"{len(self._waiting)} requests are waiting already")
+            self._runs.add(run)
             self._waiting.append(run)
             self._changed = True
             self._wake.notify()
@@ -202,7 +204,7 @@ class Engine:
     def cancel_all(self, reason: str) -> None:
         """Cancel what waits and what runs."""
         with self._wake:
-            runs = [run for run in (*self._waiting, *self._rows) if run is not None]
+            runs = list(self._runs)
         for run in runs:
             run.generation.cancel(reason)
 
@@ -252,6 +254,8 @@ class Engine:
             return not self._closing
 
     def _busy(self) -> bool:
+        if self._waiting and None in self._rows:
+            return True
         return any(run is not None and not self._idle(run) for run in self._rows)
 
     @staticmethod
@@ -376,6 +380,8 @@ class Engine:
         if run.row >= 0:
             self._rows[run.row] = None
             self.model.truncate(run.row, len(self._cached[run.row]))
+        with self._wake:
+            self._runs.discard(run)
         run.generation.matched_stop = run.stops.matched
         self._deliveries.append((run.generation, piece, finish_reason))
 
@@ -388,7 +394,7 @@ class Engine:
 
     def _end_all(self, finish_reason: str, error: str | None) -> None:
         with self._wake:
-            runs = [run for run in (*self._waiting, *self._rows) if run is not None]
+            runs, self._runs = self._runs, set()
             self._waiting.clear()
         self._rows = [None] * len(self._rows)
         for run in runs:

@@ -58,8 +58,7 @@ class Session:
                 case websocket.Message(data):
                     return data
                 case websocket.Ping(payload):
-                    if self._peer.state is websocket.State.OPEN:
-                        self.exchange.write(self._peer.pong(payload))
+                    self.exchange.write(self._peer.pong(payload))
                 case websocket.Close(code):
                     self.close_code = code
                     # RFC 6455 section 5.5.1: the code is typically echoed.

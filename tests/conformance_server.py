@@ -4,7 +4,8 @@
 
 `/conf-echo` answers GET and POST with the request's content; `/ws-echo` is a WebSocket that echoes
 every message; `/sse-cases/N` sends case N of `sse_cases.json` as an event stream, one write a byte
-with `?bytewise=1`. Limits are the server's own, but for deadlines below 8 s and messages of 16 MiB.
+with `?bytewise=1`. Limits are the server's own, but for deadlines below 8 s, and messages of 16 MiB
+with room to queue their echoes.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from connection import Connection, Exchange, Settings, WatchedReader, error_body
 from session import Session  # noqa: E402
 
 SSE_CASES = ROOT.parent / "shared" / "checks" / "sse_cases.json"
-SETTINGS = Settings(head_s=4, content_s=4, idle_s=6)
 MESSAGE_BYTES = 16 * 1024 * 1024
+SETTINGS = Settings(head_s=4, content_s=4, idle_s=6, queued_bytes=2 * MESSAGE_BYTES)
 
 
 async def echo(exchange: Exchange) -> None:
