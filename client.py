@@ -199,7 +199,7 @@ def _request(args: argparse.Namespace) -> tuple[str, dict[str, Any], Options]:
     options = Options(
         mode=mode,
         method="GET" if args.get else "POST",
-        http_version="1.0" if args.http1_0 else "1.1",
+        http_version=args.http,
         fields=tuple(fields),
         timeout=args.timeout,
         on_piece=lambda piece: print(piece, end="", flush=True),
@@ -233,7 +233,7 @@ def _argument_parser() -> argparse.ArgumentParser:
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     add("--events", choices=("plain", "named"))
     add("--get", action="store_true", help="send the parameters in the query of a GET")
-    add("--http1.0", dest="http1_0", action="store_true", help="for a close-delimited reply")
+    add("--http", choices=("1.1", "1.0"), default="1.1", help="1.0: for a close-delimited reply")
     add("--field", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
     add("--timeout", type=float, default=600.0, metavar="S")
     add("--leave-after", type=int, metavar="N", help="leave after N pieces")

@@ -419,6 +419,8 @@ class Exchange:
 
     def _take(self, meaning: Meaning) -> None:
         reply = self._reply
+        if meaning.text and reply.end is not None:
+            raise Failed(Failure.PROTOCOL, "text after the end marker")
         reply.events.append(Event(self._wire.at, meaning.text))
         reply.usage = meaning.usage or reply.usage
         reply.finish_reason = meaning.finish_reason or reply.finish_reason
@@ -435,8 +437,6 @@ class Exchange:
 
     def _take_piece(self, text: str) -> None:
         options = self._options
-        if self._reply.end is not None:
-            raise Failed(Failure.PROTOCOL, "text after the end marker")
         self._pieces += 1
         if options.on_piece:
             options.on_piece(text)

@@ -18,7 +18,8 @@ date and a gap of zero; the number of reads printed beside them tells why.
 Percentiles are nearest-rank: the smallest value with at least p percent of all values at or below
 it. They are always values that were seen, and are defined for one value as for a thousand.
 
-Not here: clocks, sockets, and what is text in which dialect: `client.py`, which is to be read next.
+Not here: clocks and sockets (`wire.py`, which is to be read next), and what counts as text in which
+dialect (`exchange.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
+
+# A server that counts more tokens has miscounted; a quotient by some such numbers overflows.
+MAX_TOKENS = 2**53
 
 # Of a server's own words, this much is repeated in an error.
 MAX_ERROR_CHARACTERS = 300
@@ -226,7 +230,7 @@ class Reply:
     def completion_tokens(self) -> int | None:
         """The number of tokens as the server counted them, if it did."""
         count = (self.usage or {}).get("completion_tokens")
-        return count if type(count) is int and count >= 0 else None
+        return count if type(count) is int and 0 <= count < MAX_TOKENS else None
 
     def time_per_output_token(self) -> TimePerOutputToken:
         """Return the time per output token, by usage if there is any, else by events."""
@@ -244,16 +248,14 @@ class Reply:
         if self.failure is None:
             self.failure = failure
             words = message[:MAX_ERROR_CHARACTERS] + "..." * (len(message) > MAX_ERROR_CHARACTERS)
-            self.error = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+            self.error = _printable(words)
 
 
 def table(reply: Reply) -> str:
     """Return a reply's measures as aligned lines for people; dates in milliseconds."""
-    bytes_ = reply.received
-    gaps_, token = reply.gaps(), reply.time_per_output_token()
-    spread_ = ", ".join(
-        f"{name} {_ms(getattr(gaps_, name))}" for name in ("p50", "p95", "p99", "max")
-    )
+    size, token, gap = reply.received, reply.time_per_output_token(), reply.gaps()
+    ranks = {"p50": gap.p50, "p95": gap.p95, "p99": gap.p99, "max": gap.max}
+    gap_words = ", ".join(f"{name} {_ms(value)}" for name, value in ranks.items())
     rows = [
         ("reply", f"failed: {reply.failure}: {reply.error}" if reply.failure else "complete"),
         ("response", f"{reply.status or 'none'}, HTTP/{reply.version or '?'}, {reply.mode}"),
@@ -264,17 +266,22 @@ def table(reply: Reply) -> str:
         ("end marker", _ms(reply.end)),
         ("close", _ms(reply.close)),
         ("time per output token", f"{_ms(token.seconds)} ({token.count} by {token.counted})"),
-        ("inter-event gaps", f"{spread_} (n = {gaps_.n})"),
+        ("inter-event gaps", f"{gap_words} (n = {gap.n})"),
         ("events", f"{len(reply.events)}, with text {len(reply.pieces)}, in {reply.reads} reads"),
         ("heartbeats", f"{reply.comments} comments, {reply.pings} pings"),
-        ("bytes received", f"{bytes_.total}, of which text {reply.text_bytes}"),
-        ("", f"head {bytes_.head}, framing {bytes_.framing}, payload {bytes_.payload}"),
+        ("bytes received", f"{size.total}, of which text {reply.text_bytes}"),
+        ("", f"head {size.head}, framing {size.framing}, payload {size.payload}"),
         ("bytes sent", str(reply.sent)),
-        ("finish reason", str(reply.finish_reason)),
+        ("finish reason", _printable(reply.finish_reason or "n/a")),
     ]
-    if bytes_.unparsed:
-        rows.append(("bytes left unparsed", str(bytes_.unparsed)))
+    if size.unparsed:
+        rows.append(("bytes left unparsed", str(size.unparsed)))
     return "\n".join(f"{name:<22}{value}" for name, value in rows)
+
+
+def _printable(words: str) -> str:
+    """Escape what could steer a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
 
 
 def _ms(seconds: float | None) -> str:

@@ -95,7 +95,7 @@ class TestReply:
         assert reply.first_text is None
         assert reply.time_per_output_token().seconds is None
 
-    @pytest.mark.parametrize("count", [None, -1, 2.5, "7", True, math.inf])
+    @pytest.mark.parametrize("count", [None, -1, 2.5, "7", True, math.inf, 10**400])
     def test_a_count_of_tokens_that_is_none_is_not_used(self, count):
         reply = Reply("http://x/stream", Mode.SSE, usage={"completion_tokens": count})
         assert reply.completion_tokens is None
@@ -133,6 +133,9 @@ class TestTable:
         assert "nan" not in measures.table(reply)
         assert "inf" not in measures.table(reply)
         assert ("truncated: cut" in lines[0]) == bool(failure)
+
+    def test_a_servers_words_cannot_steer_the_terminal(self):
+        assert "\x1b" not in measures.table(Reply("u", Mode.SSE, finish_reason="\x1b[2J"))
 
     def test_names_what_was_counted(self):
         text = measures.table(Reply("u", Mode.SSE, events=REPORT_145, usage=json.loads("{}")))
