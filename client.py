@@ -66,6 +66,10 @@ class Session:
         target = Target.parse(url)
         reply = Reply(url, options.mode or target.mode)
         exchange = Exchange(target, body, options, reply)
+        origin = target.host, target.port, target.tls
+        if self._origin not in (None, origin):
+            raise ValueError("a session is for one origin")
+        self._origin = origin
         persists = False
         try:
             async with asyncio.timeout(options.timeout):
@@ -81,10 +85,6 @@ class Session:
         return reply
 
     async def _connect(self, target: Target, reply: Reply) -> Wire:
-        origin = target.host, target.port, target.tls
-        if self._origin not in (None, origin):
-            raise ValueError("a session is for one origin")
-        self._origin = origin
         await asyncio.sleep(0)  # let an end-of-file that waits in the kernel be seen
         if self._wire is not None and self._wire.idle:
             return self._wire
