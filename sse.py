@@ -188,7 +188,8 @@ class Parser:
         if text.count("\n") != 2 * (len(values) - 1):
             return data  # some line end stands elsewhere than between two plain events
         id = self.last_event_id
-        events += [Event("message", value, id) for value in values]
+        for value in values:
+            events.append(Event("message", value, id))
         return data[end + len("\n\n") :]
 
     def _parse_lines(self, data: bytes, events: list[Event]) -> None:

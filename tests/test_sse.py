@@ -340,11 +340,9 @@ texts = st.text(st.characters(codec="utf-8"))
 lines = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"))
 ids = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"))
 # Bytes that look like the grammar, so that mutations reach its corners.
-tokens = st.sampled_from(
-    b"data|data: |event:|id: |retry: 5|:| |\r|\n|\n\n|data: x\n\n|\xef\xbb\xbf|\xe4\xbd|\xa0|\0|x".split(
-        b"|"
-    )
-)
+GRAMMAR = b"data|data: |event:|id: |retry: 5|:| |\r|\n|\n\n|data: x\n\n"
+GRAMMAR += b"|\xef\xbb\xbf|\xe4\xbd|\xa0|\xff|\0|x"
+tokens = st.sampled_from(GRAMMAR.split(b"|"))
 streams = st.lists(tokens | st.binary(max_size=3), max_size=40).map(b"".join)
 
 
