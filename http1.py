@@ -43,11 +43,12 @@ from typing import Generic, Literal, TypeVar
 from urllib.parse import unquote
 
 # --- Grammar: patterns named for their rules, always matched in full ------------------------------
+# The possessive `++` and `*+` never give back what they took: what is refused costs linear time.
 
 # RFC 9110 section 5.6.
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_QUOTED_STRING = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
-_BWS = rb"[ \t]*"
+_QUOTED_STRING = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
+_BWS = rb"[ \t]*+"
 TOKEN = re.compile(_TOKEN)
 # RFC 9110 section 5.5: field-vchar, SP and HTAB. The white space around a value is cut off later.
 _FIELD_VALUE = rb"[\t -~\x80-\xff]*+"
@@ -55,7 +56,7 @@ FIELD_VALUE = re.compile(_FIELD_VALUE)
 FIELD_LINES = re.compile(rb"(?:%b:%b\r\n)*+" % (_TOKEN, _FIELD_VALUE))
 SECTION_END = re.compile(rb"\n\r?\n")  # finds a wrong line end too, so that it is refused at once
 
-# RFC 3986. The possessive `++` and `*+` keep a refused target from being tried in every way.
+# RFC 3986.
 _PCT_ENCODED = rb"%[0-9A-Fa-f]{2}"
 _REG_NAME = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=]++|%b)*+" % _PCT_ENCODED
 _IP_LITERAL = rb"\[(?:(?P<v6>[0-9A-Fa-f:.]+)|v[0-9A-Fa-f]+\.[A-Za-z0-9\-._~!$&'()*+,;=:]+)\]"
@@ -66,27 +67,29 @@ HOST = re.compile(rb"(?P<host>%b|%b)(?::(?P<port>[0-9]*))?" % (_IP_LITERAL, _REG
 # RFC 9112 sections 3 and 4. The method is bounded so that garbage is refused before its end.
 _METHOD_BYTES = 32
 REQUEST_START = re.compile(rb"(?:%b(?: .*)?|\r)?" % _TOKEN, re.DOTALL)
-REQUEST_LINE = re.compile(rb"(%b) ([^ ]+) HTTP/([0-9])\.([0-9])" % _TOKEN)
+_HTTP_VERSION = rb"HTTP/(?P<major>[0-9])\.(?P<minor>[0-9])"
+REQUEST_LINE = re.compile(rb"(?P<method>%b) (?P<target>[^ ]+) %b" % (_TOKEN, _HTTP_VERSION))
 TARGET_END = re.compile(rb"[ \r\n]")
 ORIGIN_FORM = re.compile(rb"%b%b?" % (_PATH, _QUERY))
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://([^/?]+)%b?%b?" % (_PATH, _QUERY))
 # Many servers leave out the space before an empty reason phrase, which harms nobody.
-STATUS_LINE = re.compile(rb"HTTP/([0-9])\.([0-9]) ([0-9]{3})(?: (%b))?" % _FIELD_VALUE)
+STATUS_LINE = re.compile(
+    rb"%b (?P<status>[0-9]{3})(?: (?P<reason>%b))?" % (_HTTP_VERSION, _FIELD_VALUE)
+)
 
 # RFC 9112 section 7.1.
 _CHUNK_EXT = rb"%b;%b%b(?:%b=%b(?:%b|%b))?" % (
     *(_BWS, _BWS, _TOKEN),
     *(_BWS, _BWS, _TOKEN, _QUOTED_STRING),
 )
-CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]++)(?:%b)*" % _CHUNK_EXT)
+CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]++)(?:%b)*+" % _CHUNK_EXT)
 DIGITS = re.compile(rb"[0-9]+")
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 _LARGEST_CONTENT = 2**63 - 1  # what counters elsewhere can hold; no sound message is longer
-# In a trailer these come too late to mean anything (RFC 9110 section 6.5.1).
-_NEVER_TRAILERS = ("content-length", "host", "transfer-encoding")
 
 Framing = Literal["none", "length", "chunked", "close"]
+Pairs = Iterable[tuple[str, str]]  # of field names and values
 
 
 class ProtocolError(Exception):
@@ -121,7 +124,7 @@ class Fields:
 
     __slots__ = ("_pairs", "_values")
 
-    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, pairs: Pairs = ()) -> None:
         self._pairs = tuple(pairs)
         self._values: dict[str, list[str]] = {}
         for name, value in self._pairs:
@@ -246,7 +249,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The message is complete. Its trailers are kept apart from the head's fields."""
+    """The message is complete.
+
+    Its trailers are kept apart from the head's fields, and frame nothing (RFC 9110 section 6.5.1).
+    """
 
     trailers: Fields = field(default_factory=Fields)
 
@@ -267,13 +273,6 @@ def _persists(version: tuple[int, int], fields: Fields) -> bool:
 
 
 # --- Checks of a head -----------------------------------------------------------------------------
-
-
-def _version(major: bytes, minor: bytes) -> tuple[int, int]:
-    """Return the version to treat it as: a later 1.x is 1.1 (RFC 9110 section 2.5)."""
-    if major != b"1":
-        raise ProtocolError("HTTP version not supported", 505)
-    return (1, 0) if minor == b"0" else (1, 1)
 
 
 def _parse_host(text: bytes) -> tuple[bytes, bytes] | None:
@@ -382,9 +381,8 @@ class Parser(ABC, Generic[Head]):
         limits = self.limits
         self._state = State.START_LINE
         self._head_room = limits.head_bytes
-        self._content_room = (
-            _LARGEST_CONTENT if limits.content_bytes is None else limits.content_bytes
-        )
+        limit = limits.content_bytes
+        self._content_room = _LARGEST_CONTENT if limit is None else limit
         self._excess_room = limits.chunk_excess_bytes
         self._remaining = 0  # bytes of the content or of the chunk still to come
         self._trailers = Fields()
@@ -517,11 +515,10 @@ class Parser(ABC, Generic[Head]):
         """RFC 9112 section 7.1.2."""
         before = len(self._buffer)
         self._head_room = self.limits.head_bytes
-        fields = self._field_section()
+        trailers = self._field_section()
         self.framing_bytes += before - len(self._buffer)
-        if fields is not None:
-            self._trailers = fields.without(*_NEVER_TRAILERS)
-            self._state = State.END
+        if trailers is not None:
+            self._trailers, self._state = trailers, State.END
 
     def _end(self) -> End:
         end = End(self._trailers)
@@ -553,6 +550,21 @@ class Parser(ABC, Generic[Head]):
             self._head_room -= len(line) + 2
             self.head_bytes += len(line) + 2
         return line
+
+    def _match_start_line(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Take the start line, or return None before its end is here."""
+        line = self._head_line()
+        if line is None:
+            return None
+        match = pattern.fullmatch(line)
+        if match is None:
+            raise ProtocolError("invalid start line")
+        if match["major"] != b"1":
+            raise ProtocolError("HTTP version not supported", 505)
+        # RFC 9110 section 2.5: a later minor version is treated as the latest known.
+        self._version = (1, 0) if match["minor"] == b"0" else (1, 1)
+        self._state = State.FIELD_LINES
+        return match
 
     def _field_section(self) -> Fields | None:
         """Take *( field-line CRLF ) CRLF, RFC 9112 section 5; return None before its end is here.
@@ -599,17 +611,9 @@ class RequestParser(Parser[Request]):
         while self._buffer[:2] == b"\r\n":  # RFC 9112 section 2.2: skipped, at the head's expense
             self._head_line()
         self._check_start()
-        line = self._head_line()
-        if line is None:
-            return
-        match = REQUEST_LINE.fullmatch(line)
-        if match is None:
-            raise ProtocolError("invalid request line")
-        method, target, major, minor = match.groups()
-        self._version = _version(major, minor)
-        _check_target(method, target)
-        self._method, self._target = method.decode("ascii"), target.decode("ascii")
-        self._state = State.FIELD_LINES
+        if match := self._match_start_line(REQUEST_LINE):
+            _check_target(match["method"], match["target"])
+            self._method, self._target = match["method"].decode(), match["target"].decode()
 
     def _check_start(self) -> None:
         """Refuse what cannot become a request line, before its end is here."""
@@ -662,16 +666,9 @@ class ResponseParser(Parser[Response]):
             raise ProtocolError("response without a request")  # RFC 9112 section 9.2
         if buffer[:5] != b"HTTP/"[: len(buffer)]:
             raise ProtocolError("not an HTTP response")
-        line = self._head_line()
-        if line is None:
-            return
-        match = STATUS_LINE.fullmatch(line)
-        if match is None:
-            raise ProtocolError("invalid status line")
-        major, minor, status, reason = match.groups()
-        self._version = _version(major, minor)
-        self._status, self._reason = int(status), (reason or b"").decode("latin-1")
-        self._state = State.FIELD_LINES
+        if match := self._match_start_line(STATUS_LINE):
+            self._status = int(match["status"])
+            self._reason = (match["reason"] or b"").decode("latin-1")
 
     def _head(self, fields: Fields) -> Response:
         response = Response(self._status, self._reason, fields, self._version)
@@ -699,7 +696,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus} | {
 }
 
 
-def _encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
+def _encode_fields(fields: Pairs) -> bytes:
     lines = []
     framing = 0
     for name, value in fields:
@@ -713,7 +710,7 @@ def _encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(lines) + b"\r\n"
 
 
-def _framed(fields: Iterable[tuple[str, str]], content: bytes) -> Fields:
+def _framed(fields: Pairs, content: bytes) -> Fields:
     """Add Content-Length, unless the caller's fields frame the content already."""
     given = Fields(fields)
     if "transfer-encoding" in given or "content-length" in given:
@@ -721,9 +718,7 @@ def _framed(fields: Iterable[tuple[str, str]], content: bytes) -> Fields:
     return Fields([*given, ("Content-Length", str(len(content)))])
 
 
-def encode_request(
-    method: str, target: str, fields: Iterable[tuple[str, str]], content: bytes = b""
-) -> bytes:
+def encode_request(method: str, target: str, fields: Pairs, content: bytes = b"") -> bytes:
     """Return a request, with a Content-Length where content or method call for one.
 
     Fields that frame the content already are left alone: then it may follow in pieces.
@@ -737,10 +732,7 @@ def encode_request(
 
 
 def encode_head(
-    status: int,
-    fields: Iterable[tuple[str, str]],
-    reason: str | None = None,
-    version: tuple[int, int] = (1, 1),
+    status: int, fields: Pairs, reason: str | None = None, version: tuple[int, int] = (1, 1)
 ) -> bytes:
     """Return the head of a response, whose content the caller frames and sends."""
     phrase = (_REASONS.get(status, "") if reason is None else reason).encode("latin-1")
@@ -750,11 +742,7 @@ def encode_head(
 
 
 def encode_response(
-    status: int,
-    fields: Iterable[tuple[str, str]],
-    content: bytes = b"",
-    *,
-    head_only: bool = False,
+    status: int, fields: Pairs, content: bytes = b"", *, head_only: bool = False
 ) -> bytes:
     """Return a whole response with its Content-Length; `head_only` is for the answer to a HEAD."""
     if status < 200 or status in (204, 304):  # RFC 9112 section 6.3, rule 1

@@ -2,13 +2,14 @@
 
 import base64
 import json
+import re
 import zlib
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from require import require
 from splits import splits
@@ -614,10 +615,11 @@ class TestTrailers:
         assert end == End(Fields([("X-A", "1"), ("x-b", "2")]))
         assert "x-a" not in request.fields
 
-    def test_framing_and_routing_are_dropped(self):
-        trailers = b"Transfer-Encoding: chunked\r\nContent-Length: 9\r\nHost: x\r\nX-A: 1\r\n"
-        _, end, *rest = requests(CHUNKED + b"0\r\n" + trailers + b"\r\n" + GET)
-        assert end == End(Fields([("X-A", "1")]))
+    def test_they_frame_nothing(self):
+        trailers = b"Transfer-Encoding: gzip\r\nContent-Length: 9\r\nConnection: close\r\n\r\n"
+        request, end, *rest = requests(CHUNKED + b"0\r\n" + trailers + GET)
+        assert request.keep_alive
+        assert "content-length" in end.trailers
         assert rest == [Request("GET", "/", HOST), End()]
 
     def test_of_one_message_only(self):
@@ -1204,9 +1206,7 @@ TOKENS = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=20)
 VALUES = st.text(
     st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40
 ).map(lambda text: text.strip(" \t"))
-FIELDS = st.lists(
-    st.tuples(TOKENS.filter(lambda name: name.lower() not in ("host", "te")), VALUES), max_size=8
-)
+FIELDS = st.lists(st.tuples(TOKENS, VALUES), max_size=8)
 SEEDS = [
     GET,
     POST + b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
@@ -1261,7 +1261,7 @@ class TestLaws:
     def test_encode_then_parse_a_request(self, method, fields, content):
         fields = [("Host", "h"), *fields]
         raw = encode_request(method, "/", fields, content)
-        if content or method in ("POST", "PUT", "PATCH"):
+        if content:
             fields.append(("Content-Length", str(len(content))))
         expected = [Request(method, "/", Fields(fields)), *([Content(content)] if content else [])]
         parser = RequestParser()
@@ -1287,63 +1287,66 @@ class TestLaws:
         assert receive(parser, [raw]) == [*expected, End()]
 
 
-class TestOracle:
-    """What is accepted here, h11 takes for the same messages; it refuses less."""
+def our_messages(raw):
+    """The complete requests up to one that ends the connection or is refused."""
+    messages, content = [], b""
+    for event in receive(RequestParser(), [raw]):
+        match event:
+            case Request():
+                request, content = event, b""
+            case Content():
+                content += event.data
+            case End():
+                fields = [(name.lower(), value) for name, value in request.fields]
+                messages.append((request.method, request.target, fields, content))
+                if not request.keep_alive or request.version == (1, 0):  # h11 ends 1.0 always
+                    break
+    return messages
 
-    def h11_messages(self, raw):
-        h11 = require("h11")
-        connection = h11.Connection(h11.SERVER)
-        connection.receive_data(raw)
-        messages = []
-        while True:
-            event = connection.next_event()
+
+def h11_messages(raw):
+    h11 = require("h11")
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(raw)
+    messages, content = [], b""
+    try:
+        while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             match event:
                 case h11.Request():
-                    fields = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in event.headers]
-                    messages.append([event.method.decode(), event.target.decode(), fields, b""])
+                    request, content = event, b""
                 case h11.Data():
-                    messages[-1][3] += bytes(event.data)
+                    content += event.data
                 case h11.EndOfMessage():
-                    if connection.our_state is h11.SEND_RESPONSE:
-                        connection.send(
-                            h11.Response(status_code=200, headers=[("content-length", "0")])
-                        )
-                        connection.send(h11.EndOfMessage())
-                    if connection.our_state is not h11.DONE:
-                        return messages
-                    connection.start_next_cycle()
-                case _:
-                    return messages
+                    fields = [
+                        (n.decode("latin-1"), v.decode("latin-1")) for n, v in request.headers
+                    ]
+                    target = request.target.decode()
+                    messages.append((request.method.decode(), target, fields, content))
+                    connection.send(h11.Response(status_code=204, headers=[]))
+                    connection.send(h11.EndOfMessage())
+                    if connection.our_state is h11.DONE:
+                        connection.start_next_cycle()
+    except h11.RemoteProtocolError:
+        pass
+    return messages
 
-    def messages(self, raw):
-        """The complete requests up to the first that ends the connection, or None if refused."""
-        result = []
-        for event in receive(RequestParser(), [raw]):
-            match event:
-                case Request():
-                    fields = [(name.lower(), value) for name, value in event.fields]
-                    result.append([event.method, event.target, fields, b""])
-                    keep_alive = event.keep_alive and event.version == (1, 1)
-                case Content():
-                    result[-1][3] += event.data
-                case End():
-                    if not keep_alive:
-                        return result
-                case Refused():
-                    return None
-        return result
+
+class TestOracle:
+    """What is accepted here is the same to h11, which accepts more."""
 
     def test_seeds(self):
         for raw in SEEDS[:4]:
-            assert self.messages(raw) == self.h11_messages(raw)
-            assert len(self.messages(raw)) == 1
+            assert our_messages(raw) == h11_messages(raw)
+            assert len(our_messages(raw)) == 1
 
     @settings(max_examples=300)
     @given(mutated(seeds=tuple(SEEDS[:4])))
     def test_mutations(self, raw):
-        ours = self.messages(raw)
-        if ours:
-            assert ours == self.h11_messages(raw)
+        # h11 refuses what RFC 9112 section 2.2 and RFC 9110 sections 5.6.1.2 and 5.6.3 ask for:
+        # an empty line before a request, empty members of a list, white space in an extension.
+        assume(not re.search(rb"^\r\n|,|[ \t];", raw))
+        ours = our_messages(raw)
+        assert ours == h11_messages(raw)[: len(ours)]
 
 
 def shared_cases():
