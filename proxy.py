@@ -23,17 +23,17 @@ byte: never decoded, never re-framed as events. The message around it is framed 
     to the end             chunked                   to the end of the connection
 
 Content that upstream breaks off is never ended properly: what was held is sent, then the
-connection closes without a last chunk or short of its length; where the end of the connection
-would be the end of the content, the connection is reset.
+connection closes without a last chunk or short of its length. Where the end of the connection
+would be the end of the content, the connection is reset, which may overtake the last bytes.
 
 Who left?  A client that closes its connection sends the same FIN as one that only sends no more
 (`printf ... | nc` does) and reads on. Only writing tells: a socket that is gone answers with a
 reset. While buffering, nothing is written, so at end-of-file the gateway writes something
 harmless, a probe: before the head an interim `102`; later what is held, early; with nothing held
 and chunked coding, a zero before the next chunk's size (`chunk-size = 1*HEXDIG`). Where none of
-these is possible (an HTTP/1.0 client before the head), whatever upstream sends within twice
-PROBE_S is the probe, and silence means gone. A client that is gone closes upstream at once. The
-half-close is not passed on: most servers take it for a departure.
+these is possible (an HTTP/1.0 client before the head), whatever upstream sends within PROBE_S is
+the probe, and silence means gone. Upstream is closed at once when the client is gone; a half-close
+is not passed on, since most servers take it for a departure.
 
 Covered: RFC 9110 sections 7.6 (forwarding: Connection, Max-Forwards, Via), 7.8 (Upgrade), 10.1.1
 (Expect), 15.2 (interim responses); RFC 9112 sections 3.2 (request targets), 6 and 7 (framing),
@@ -72,7 +72,7 @@ CONTENT_S = 30.0  # between two parts of a request's content (408)
 STALL_S = 300.0  # a client that takes nothing for so long is gone
 CONNECT_S = 10.0
 LINGER_S = 2.0  # RFC 9112 section 9.6
-PROBE_S = 0.15  # a departure is certain after two of these
+PROBE_S = 0.25  # between two probes of a client that half-closed
 LIMITS = http1.Limits(content_bytes=None)  # streamed, never held: upstream knows its own limit
 
 # RFC 9110 section 7.6.1; and Content-Length, which is part of the framing of each side.
@@ -370,16 +370,15 @@ class Exchange:
         ahead_bytes = 0
         while not self._client.eof and ahead_bytes < PIPELINE_BYTES:
             ahead_bytes += await self._client.read()
-        writes_before, probed = self.reply.writes, False
+        writes_before, waited = self.reply.writes, False
         while True:
-            await asyncio.sleep(PROBE_S)
-            if self._client.was_reset():
-                return
             if self._client.eof:
                 possible = self.reply.probe() or self.reply.writes > writes_before
-                if probed and not possible:
+                if waited and not possible:
                     return
-                probed = True
+            if await self._client.was_reset(within_s=PROBE_S):
+                return
+            waited = True
 
     # From upstream to the client
 
@@ -537,11 +536,17 @@ class Connection:
         except TimeoutError:
             raise http1.ProtocolError("the content took too long to arrive", 408) from None
 
-    def was_reset(self) -> bool:
+    async def was_reset(self, within_s: float) -> bool:
         """Ask the socket: asyncio does not poll one whose end-of-file it has read."""
-        if self.writer.is_closing():
-            return True
-        return bool(self.writer.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR))
+        sock = self.writer.get_extra_info("socket")
+        deadline = time.monotonic() + within_s
+        pause_s = 0.001  # the answer to a probe is one round trip away, short or long
+        while time.monotonic() < deadline:
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+            if self.writer.is_closing() or sock.getsockopt(SOL_SOCKET, SO_ERROR):
+                return True
+        return False
 
     async def _serve_one(self) -> bool:
         """Answer one request; whether another may follow."""

@@ -123,7 +123,7 @@ class Net:
     async def start(self, upstream_port: int | None = None, **settings: Any) -> None:
         if upstream_port is None:
             upstream_port = await self._listen(lambda r, w: self.calls.put_nowait(Call(r, w)))
-        chosen = proxy.Settings(("127.0.0.1", upstream_port), **settings)
+        chosen = self.settings = proxy.Settings(("127.0.0.1", upstream_port), **settings)
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = proxy.Connection(reader, writer, chosen)
@@ -131,6 +131,9 @@ class Net:
             self._tasks.add(asyncio.create_task(connection.run()))
 
         self.port = await self._listen(accept)
+
+    def be_impatient(self) -> None:
+        object.__setattr__(self.settings, "timeout_s", 0.02)
 
     async def _listen(self, accept: Callable[..., None]) -> int:
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
@@ -753,13 +756,17 @@ class TestBadUpstream:
         assert (out, curl.returncode) == (held, 18)
 
     async def test_silence_in_the_middle_breaks(self, net: Net) -> None:
-        await net.start(timeout_s=0.05)
+        await net.start(honor=True)
         curl = await run_curl(net)
+        assert curl.stdout is not None
         call = await net.call()
         await call.head()
         await call.send(STREAM_HEAD + chunks(b"Foo"))
+        assert await soon(curl.stdout.readexactly(3)) == b"Foo"
+        net.be_impatient()  # counts from the read after the next
+        await call.send(chunks(b"Bar"))
         out, _ = await soon(curl.communicate())
-        assert (out, curl.returncode) == (b"Foo", 18)
+        assert (out, curl.returncode) == (b"Bar", 18)
 
 
 async def run_curl(net: Net, *arguments: str) -> asyncio.subprocess.Process:
