@@ -348,6 +348,8 @@ class Engine:
                 self._fail([run], error)
 
     def _sample(self, run: Run, logits: Any, index: int) -> None:
+        if run.generation.cancel_reason is not None:
+            return  # it left during this pass: what the pass found out is for nobody
         token = self.model.choose(logits, index, run.params, run.ids, run.random)
         run.ids.append(token)
         generation = run.generation

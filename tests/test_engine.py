@@ -300,7 +300,7 @@ class TestCancel:
             generation.cancel("left")
             model.step.release(100)
             await collect(generation)
-            assert generation.completion_tokens == 6
+            assert generation.completion_tokens == 5
             assert generation.finish_reason == "cancelled"
             assert engine.running == 0
             assert len(model.calls) == 6
