@@ -42,7 +42,7 @@ from http import HTTPStatus
 from typing import Generic, Literal, TypeVar
 from urllib.parse import unquote
 
-# --- Grammar: patterns named for their rules, always matched in full ------------------------------
+# Grammar: patterns named for their rules, matched in full (*_END are searched for)
 # The possessive `++` and `*+` never give back what they took: what is refused costs linear time.
 
 # RFC 9110 section 5.6.
@@ -104,7 +104,7 @@ class Truncated(ProtocolError):
     """The peer closed the connection in the middle of a message (RFC 9112 section 8)."""
 
 
-# --- Values ---------------------------------------------------------------------------------------
+# Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _persists(version: tuple[int, int], fields: Fields) -> bool:
     return "close" not in options and (version >= (1, 1) or "keep-alive" in options)
 
 
-# --- Checks of a head -----------------------------------------------------------------------------
+# Checks of a head
 
 
 def _parse_host(text: bytes) -> tuple[bytes, bytes] | None:
@@ -335,7 +335,7 @@ def _parse_content_length(values: Collection[str]) -> int:
     return int(digits.lstrip(b"0")[:20] or b"0")
 
 
-# --- Parsers --------------------------------------------------------------------------------------
+# Parsers
 
 
 class State(StrEnum):
@@ -686,7 +686,7 @@ class ResponseParser(Parser[Response]):
         return response
 
 
-# --- Encoders: our own mistakes are ValueError, so no text can inject a field ---------------------
+# Encoders: our own mistakes are ValueError, so no text can inject a field
 
 LAST_CHUNK = b"0\r\n\r\n"
 
