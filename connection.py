@@ -34,10 +34,9 @@ import contextlib
 import json
 import logging
 import socket
-import ssl
 import struct
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,7 +188,7 @@ class Exchange:
     def cut(self) -> None:
         """End a stream so that no client can take it for a complete one."""
         self.keep_alive = False
-        if not self._chunked:
+        if not (self._chunked or self._transport.is_closing()):
             # The end of the connection would be the end of the body; a reset is not.
             _reset_on_close(self.writer)
         self._transport.abort()
@@ -228,7 +227,7 @@ class Exchange:
 
     async def drained(self) -> None:
         """Wait until the client has taken most of what was written (or is gone)."""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             await self.writer.drain()
 
     def _frame(self, data: bytes) -> bytes:
@@ -358,6 +357,7 @@ class Connection:
         self.parser = http1.RequestParser(settings.limits)
         self.exchange: Exchange | None = None
         self.closing = False
+        self._patience: asyncio.Timeout | None = None
         self._limit_unsent()
 
     def _limit_unsent(self) -> None:
@@ -373,17 +373,37 @@ class Connection:
             while not self.closing and await self._serve_one():
                 pass
             await self._close()
-        except (ConnectionError, ssl.SSLError, ClientGone):
+        except (OSError, ClientGone):
             self.writer.transport.abort()
         except asyncio.CancelledError:
             self.writer.transport.abort()
             raise
 
+    async def turn_away(self) -> None:
+        """Tell a client that there is no room for it."""
+        try:
+            busy = http1.ProtocolError("too many connections", 503)
+            self._refuse(busy, [("Retry-After", "1")])
+            await self._close()
+        except OSError:
+            self.writer.transport.abort()
+
     def shut_down(self) -> None:
-        """Serve no further request; an idle connection is closed now."""
+        """Serve no further request; what still waits for its client to speak ends now."""
         self.closing = True
         if self.exchange is None:
             self.writer.transport.abort()
+        elif self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(0)
+
+    @contextlib.asynccontextmanager
+    async def patience(self, patience_s: float) -> AsyncIterator[None]:
+        """Limit the time for what the client has to send; TimeoutError, at shutdown at once."""
+        try:
+            async with asyncio.timeout(0 if self.closing else patience_s) as self._patience:
+                yield
+        finally:
+            self._patience = None
 
     async def _serve_one(self) -> bool:
         """Read and answer one request; whether another may follow."""
@@ -437,8 +457,15 @@ class Connection:
             return False
         return True
 
+    async def read(self) -> bytes:
+        """What the client sends next, b"" at its end; `ClientGone` when the connection broke."""
+        try:
+            return await self.wire.read(READ_BYTES)
+        except OSError as error:  # a reset, a route that is gone, a TLS alert
+            raise ClientGone("the client's connection broke") from error
+
     async def _read(self) -> None:
-        data = await self.wire.read(READ_BYTES)
+        data = await self.read()
         if data:
             self.parser.feed(data)
         else:
@@ -456,7 +483,7 @@ class Connection:
         """Read one request's content to its end (used by `Exchange.content`)."""
         parts: list[bytes] = []
         try:
-            async with asyncio.timeout(self.settings.content_s):
+            async with self.patience(self.settings.content_s):
                 while not isinstance(event := self.parser.next_event(), http1.End):
                     if isinstance(event, http1.Content):
                         parts.append(event.data)
@@ -467,6 +494,8 @@ class Connection:
                             exchange.write(http1.encode_head(100, ()))
                         await self._read()
         except TimeoutError:
+            if self.closing:
+                raise http1.ProtocolError("the server is shutting down", 503) from None
             raise http1.ProtocolError("the content took too long to arrive", 408) from None
         exchange.content_read = True
         return b"".join(parts)
@@ -490,12 +519,13 @@ class Connection:
             pass
         return False
 
-    def _refuse(self, error: http1.ProtocolError) -> None:
+    def _refuse(self, error: http1.ProtocolError, more: Fields = ()) -> None:
         """Answer what is no request: there is no exchange, and none can follow."""
         body = error_body(str(error), "invalid_request_error")
         fields = [
             ("Date", http1.format_date(time.time())),
             *self.fields,
+            *more,
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
             ("Connection", "close"),

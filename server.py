@@ -31,14 +31,13 @@ import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import dialects
 import http1
 import websocket
-from connection import Connection, Exchange, Settings, WatchedReader, error_body
+from connection import ClientGone, Connection, Exchange, Settings, WatchedReader, error_body
 from dialects import Ask, to_json
 from engine import Engine
 from generation import (
@@ -66,6 +65,8 @@ STREAM_FIELDS = (
 # curl's default type comes with JSON in practice; a browser form can send neither JSON nor this
 # without the browser naming its origin.
 ACCEPTED_TYPES = ("", JSON, "application/x-www-form-urlencoded")
+SCHEMES = ("http", "https")  # of a page that was served by this server, or by a proxy before it
+GENERATING = ("/complete", "/stream")  # where a GET costs something, and HEAD must not
 LOG_ENTRIES = 500
 # How long streams may take to say goodbye at shutdown.
 GRACE_S = 5.0
@@ -184,7 +185,10 @@ class Server:
         def protocol() -> asyncio.Protocol:
             return asyncio.StreamReaderProtocol(WatchedReader(loop=loop), self._accept, loop=loop)
 
-        self._listener = await loop.create_server(protocol, sock=listener, ssl=tls, backlog=1024)
+        handshake_s = self.options.settings.head_s if tls else None
+        self._listener = await loop.create_server(
+            protocol, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=1024
+        )
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """Accept no more, let every stream say its end, then drop what is left."""
@@ -204,10 +208,7 @@ class Server:
         assert isinstance(wire, WatchedReader)
         connection = Connection(wire, writer, self.handle, self.options.settings)
         if len(self._connections) >= self.options.max_connections or self.stopping:
-            writer.write(
-                http1.encode_response(503, [("Connection", "close"), ("Retry-After", "1")], b"")
-            )
-            writer.close()
+            await connection.turn_away()
             return
         task = asyncio.current_task()
         assert task is not None
@@ -260,18 +261,31 @@ class Server:
             raise Refusal(405, f"{request.method} is not for this address", fields=allow)
         self._check_origin(request)
         self._check_key(request)
-        return self._head if request.method == "HEAD" else methods[name]
+        if request.method == "HEAD" and request.path in (*GENERATING, "/ws"):
+            return self._head
+        return methods[name]
 
     def _check_origin(self, request: http1.Request) -> None:
         """A web page may use this server only if it came from it, or its origin is allowed.
 
-        Browsers name the page's origin with everything that could start a generation for it.
+        Browsers name the page's origin with all but plain GETs, and its site with all.
         """
         origin = request.fields.get("origin")
-        if origin is None or "*" in self.options.origins or origin in self.options.origins:
+        if origin is None:
+            # An image or a link says nothing of its page but that it was another one's.
+            site = request.fields.get("sec-fetch-site") or "none"
+            elsewhere = site not in ("none", "same-origin") and request.path in GENERATING
+            if not elsewhere:
+                return
+            origin = "null"
+        if self._allows(origin):
             return
-        if urlsplit(origin).netloc.lower() != request.host.lower():
+        # RFC 6454 section 6.2: scheme "://" host [":" port], or the word null.
+        if origin.lower() not in (f"{scheme}://{request.host.lower()}" for scheme in SCHEMES):
             raise Refusal(403, "this origin is not allowed here (see --cors)", "forbidden")
+
+    def _allows(self, origin: str) -> bool:
+        return "*" in self.options.origins or origin in self.options.origins
 
     def _check_key(self, request: http1.Request) -> None:
         if not self.options.api_keys or request.path in ("/", "/health"):
@@ -302,24 +316,29 @@ class Server:
     def _cors(self, request: http1.Request) -> list[tuple[str, str]]:
         """The fields that let an allowed page on another origin read the answer."""
         origin = request.fields.get("origin")
-        allowed = self.options.origins
-        if origin is None or not ("*" in allowed or origin in allowed):
+        if origin is None or not self._allows(origin):
             return []
         return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
 
     async def _allowed(self, exchange: Exchange, methods: Mapping[str, Any] | None = None) -> None:
-        fields = self._cors(exchange.request)
-        if methods is not None:
-            fields.append(("Allow", _allow(methods)))
-        asked = exchange.request.fields.get("access-control-request-headers")
-        if fields and exchange.request.fields.get("access-control-request-method"):
+        """OPTIONS: what can be done here; and the preflight that a browser asks with it."""
+        request = exchange.request
+        fields = self._cors(request)
+        if "access-control-request-method" in request.fields:
+            self._check_origin(request)
             fields.append(("Access-Control-Allow-Methods", "GET, POST, OPTIONS"))
             fields.append(("Access-Control-Max-Age", "600"))
+            asked = request.fields.get("access-control-request-headers")
             if asked:
                 fields.append(("Access-Control-Allow-Headers", asked))
+        if methods is not None:
+            fields.append(("Allow", _allow(methods)))
         exchange.respond_empty(204, fields)
 
     async def _head(self, exchange: Exchange) -> None:
+        """HEAD where GET would start something."""
+        if exchange.request.path == "/ws":
+            websocket.check_request(replace(exchange.request, method="GET"))
         is_stream = exchange.request.path == "/stream"
         exchange.respond_empty(200, STREAM_FIELDS if is_stream else [("Content-Type", JSON)])
 
@@ -337,6 +356,8 @@ class Server:
 
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
+        if self.stopping:
+            raise EngineDown("the server is shutting down")
         loop = asyncio.get_running_loop()
         try:
             # A long prompt takes long to tokenize: not on the event loop, where everyone waits.
@@ -402,14 +423,14 @@ class Server:
         await session.accept()
         frames = dialects.Frames()
         try:
-            async with asyncio.timeout(self.options.settings.content_s):
+            async with exchange.connection.patience(self.options.settings.content_s):
                 message = await session.receive()
             if message is None:
                 return
             ask = dialects.parse_native(_message_body(message), self._fault_names)
             entry = await self._begin("/ws", ask)
         except TimeoutError:
-            await session.close(1008, "no request came")
+            await session.close(*((1001, "") if self.stopping else (1008, "no request came")))
             return
         except (BadRequest, QueueFull, EngineDown) as error:
             type, field = _refusal_words(error)
@@ -444,7 +465,7 @@ class Server:
         while True:
             try:
                 message = await session.receive()
-            except ConnectionError:
+            except ClientGone:
                 return
             if message is None:
                 # Closed, closing or broken: in each case nobody waits for the rest.
@@ -654,9 +675,16 @@ def main() -> int:
     # A forward pass holds the interpreter for long stretches; the event loop should not have to
     # wait 5 ms, Python's default, to be let in between.
     sys.setswitchinterval(0.0005)
-    asyncio.run(run(Server(engine, make_options(args)), listener, tls))
+    try:
+        asyncio.run(run(Server(engine, make_options(args)), listener, tls))
+    except OSError as error:  # another server listens: it bound the same port while we loaded
+        print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while the model loads; after that a signal has its handler
+        sys.exit(130)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 
 import websocket
-from connection import READ_BYTES, ClientGone, Exchange
+from connection import ClientGone, Exchange
 
 # For the peer to answer our Close with its own, before the connection is dropped.
 CLOSE_S = 5.0
@@ -66,7 +66,7 @@ class Session:
                     return None
 
     async def _read(self) -> bool:
-        data = await self.exchange.wire.read(READ_BYTES)
+        data = await self.exchange.connection.read()
         self.exchange.heard()
         self._peer.feed(data)
         return bool(data)
@@ -82,7 +82,7 @@ class Session:
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Run the closing handshake: our Close, what the peer still sends, its Close."""
         self._send_close(code, reason)
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        with contextlib.suppress(TimeoutError, ClientGone):
             async with asyncio.timeout(CLOSE_S):
                 while self.close_code is None and await self.receive() is not None:
                     pass
