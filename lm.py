@@ -17,50 +17,53 @@ once however many rows share the step, so sixteen rows cost less than twice as m
 Arithmetic. A sum of rounded numbers depends on the order of its terms, and matrix products choose
 their order by the number of rows: logits differ in their last bits between a step of one row and a
 step of five. In float32 that is far below the gap between two likeliest ids, in bfloat16 ids do
-change places. With `fixed` set every decode runs with all rows, idle ones too, and a row's logits
-are then bit for bit the same whatever the other rows hold.
+change places. With `fixed` set every decode runs with all rows, idle ones too, and a sequence's
+logits are then bit for bit the same in any row, whatever the other rows hold, if it was prefilled
+in the same portions.
 
 This is the only file that imports torch and transformers.
 
-Not here: which row serves whom, and when (`engine.py`); penalties, filters and draws
-(`sampling.py`); where the weights come from (`weights.py`); the layers' arithmetic, which is
-transformers', so that other models than the default work too; windows of attention shorter than
-the context, and layers whose memory is a state rather than keys and values.
+Not here: which row serves whom, and when (`engine.py`); chats and text to ids and back
+(`tokenizer.py`); penalties, filters and draws (`sampling.py`); where the weights come from
+(`weights.py`); the layers' arithmetic, which is transformers', so that other models than the
+default work too; attention windows shorter than a row, and layers that keep a state instead of keys
+and values.
 
-Next: `engine.py`.
+Next: `tokenizer.py`.
 """
 
 import inspect
 import math
+import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# Threads wait for each other some 300 times a step. By default they spin for milliseconds, which
+# is fastest on an idle machine and fifty times slower once another process wants one of the cores:
+# the one waited for is not running. Spinning for microseconds is as fast and bears company.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
 import torch
 import transformers
-from jinja2 import TemplateError
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import pre_tokenizers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sampling
 import weights
+from tokenizer import ChatTokenizer, Message
 from weights import ModelError
 
 __all__ = ["LanguageModel", "Logits", "ModelError"]
 
-Message = Mapping[str, object]
-
 # Attention reads the cache up to the longest row of a step, rounded up to a multiple of this.
 BLOCK = 64
-
-# What a message's role may be: templates paste it between their markers as it is.
-ROLES = ("system", "user", "assistant", "tool")
-
-# A lone surrogate. No valid text holds one, so that it marks a place in a client's text safely.
-GUARD = "\ud800"
 
 
 class LanguageModel:
@@ -90,7 +93,7 @@ class LanguageModel:
         self._cache = RowCache(layers, shape, network.dtype, self.device)
         self._lengths = [0] * rows
         self._network = network
-        self._prompts = Prompts(tokenizer)
+        self._tokenizer = ChatTokenizer(tokenizer)
         # transformers renames the argument, model by model.
         renamed = "cache" in inspect.signature(network.forward).parameters
         self._cache_argument = "cache" if renamed else "past_key_values"
@@ -136,11 +139,11 @@ class LanguageModel:
 
         Raises ValueError, with a sentence fit for the client, on what is no chat or no text.
         """
-        return self._prompts.encode(prompt)
+        return self._tokenizer.encode(prompt)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens left out, nothing else added or tidied."""
-        return self._prompts.text(ids)
+        return self._tokenizer.text(ids)
 
     def prefill(self, row: int, ids: Sequence[int]) -> "Logits":
         """Append `ids` to a row, after what it holds; return the logits for what follows them."""
@@ -210,14 +213,16 @@ class LanguageModel:
         allowed = torch.arange(limit) <= columns[:, :, None]  # A token attends to itself and back.
         columns = columns.to(self.device)
         self._cache.select(rows, columns, limit)
-        output = self._network(
-            input_ids=torch.tensor(ids, device=self.device),
-            position_ids=columns,
-            attention_mask=self._mask(allowed[:, None]),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: self._cache},
-        )
+        # The fast attention kernel's last bits depend on which thread a row falls to.
+        with sdpa_kernel(SDPBackend.MATH) if self.fixed else nullcontext():
+            output = self._network(
+                input_ids=torch.tensor(ids, device=self.device),
+                position_ids=columns,
+                attention_mask=self._mask(allowed[:, None]),
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_argument: self._cache},
+            )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
@@ -318,104 +323,6 @@ def _zeros(shape: tuple[int, ...], number_type: torch.dtype, device: str) -> tor
     # once they are written to. A cache that never fills is never paid for.
     storage = np.zeros(math.prod(shape) * number_type.itemsize, np.uint8)
     return torch.from_numpy(storage).view(number_type).view(shape)
-
-
-class Prompts:
-    """The tokenizer and the chat template: prompts to ids, ids to text, in any thread.
-
-    Only the template writes special tokens such as `<|im_end|>`. Where a client's text spells one,
-    in a message or a plain prompt, it is encoded as the characters it is made of: no message can
-    end itself and go on in another role.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        if not tokenizer.is_fast:
-            raise ModelError("the model has no fast tokenizer (tokenizer.json): choose another")
-        self._template = tokenizer
-        self._marked: Tokenizer = tokenizer.backend_tokenizer
-        self._marked.no_truncation()
-        self._marked.no_padding()
-        # The same, blind to special tokens: two, since the switch is not an argument of a call.
-        self._plain = Tokenizer.from_str(self._marked.to_str())
-        self._plain.encode_special_tokens = True
-        added = tokenizer.added_tokens_decoder.items()
-        self._special = {token.content: i for i, token in added if token.special}
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._special_re = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
-        """Return a prompt's ids; see `LanguageModel.encode`."""
-        if isinstance(prompt, str):
-            # A tokenizer that begins every text with a special token does so here too.
-            ids = _ids(self._plain, _checked(prompt, "the prompt"), add_special_tokens=True)
-        else:
-            ids = self._encode_chat(_checked_chat(prompt))
-        if not ids:
-            raise ValueError("the prompt is empty")
-        return ids
-
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`; see `LanguageModel.text`."""
-        text: str = self._marked.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def _encode_chat(self, chat: list[dict[str, str]]) -> list[int]:
-        if not self._template.chat_template:
-            raise ValueError("the model has no chat template: send a text instead of messages")
-        guarded = [{**m, "content": self._special_re.sub(_guard, m["content"])} for m in chat]
-        try:
-            rendered = self._template.apply_chat_template(
-                guarded, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError) as error:  # Templates say no by raise_exception("...").
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
-        if guarded == chat:
-            return _ids(self._marked, rendered)
-        # Cut at the special tokens, which are all the template's; unguard the text between them.
-        ids: list[int] = []
-        start = 0
-        for match in self._special_re.finditer(rendered):
-            ids += _ids(self._plain, rendered[start : match.start()].replace(GUARD, ""))
-            ids.append(self._special[match[0]])
-            start = match.end()
-        return ids + _ids(self._plain, rendered[start:].replace(GUARD, ""))
-
-
-def _guard(match: re.Match[str]) -> str:
-    return match[0][0] + GUARD + match[0][1:]
-
-
-def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    # The call for batches lets other threads run; `encode` would stop them, a second for 2 MB.
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    ids: list[int] = encoding.ids
-    return ids
-
-
-def _checked(text: str, what: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{what} holds half a surrogate pair, which is no character") from None
-    return text
-
-
-def _checked_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return the role and content of each message; the template is given nothing else."""
-    if not messages:
-        raise ValueError("messages is empty")
-    chat = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise ValueError(f"messages[{number}] is not an object")
-        role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
-            raise ValueError(f"messages[{number}].role is not one of {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise ValueError(f"messages[{number}].content is not a string")
-        what = f"messages[{number}].content"
-        chat.append({"role": str(role), "content": _checked(content, what)})
-    return chat
 
 
 def _source(model: str) -> tuple[str, Path | str]:
