@@ -126,6 +126,7 @@ class Exchange:
         self._settings = connection.settings
         self._loop = asyncio.get_running_loop()
         self._transport = connection.writer.transport
+        self._high_water = self._transport.get_write_buffer_limits()[1]
         self._chunked = False
         # Before the head an interim response is a harmless thing to write, but not to HTTP/1.0
         # (RFC 9110 section 15.2).
@@ -158,6 +159,12 @@ class Exchange:
         self.write(self._head(status, [*fields, *length]))
         self.finished = True
 
+    def cut_short(self, status: int, body: bytes, content_type: str, fields: Fields) -> None:
+        """Write half of an answer and break the connection (a fault on demand)."""
+        fields = [*fields, ("Content-Type", content_type), ("Content-Length", str(len(body)))]
+        self.write(self._head(status, fields) + body[: len(body) // 2])
+        self.cut()
+
     # A streamed answer.
 
     def start(self, status: int, fields: Fields, heartbeat: bytes = b"") -> None:
@@ -170,14 +177,18 @@ class Exchange:
             self.keep_alive = False
         self.write(self._head(status, fields))
         self.heartbeat = heartbeat
-        self._probe = self._frame(heartbeat)
+        self._probe = self.frame(heartbeat)
         self._tick()
 
     def send(self, data: bytes) -> None:
         """Write a part of a stream, at once. An empty part writes nothing (RFC 9112 section 7.1:
         a chunk of size zero would end the body)."""
         if data:
-            self.write(self._frame(data))
+            self.write(self.frame(data))
+
+    def frame(self, data: bytes) -> bytes:
+        """How a part of this stream goes on the wire."""
+        return http1.encode_chunk(data) if self._chunked else data
 
     def finish(self) -> None:
         """End a stream: the last chunk, or the end of the connection."""
@@ -188,6 +199,7 @@ class Exchange:
     def cut(self) -> None:
         """End a stream so that no client can take it for a complete one."""
         self.keep_alive = False
+        self.finished = True
         if not (self._chunked or self._transport.is_closing()):
             # The end of the connection would be the end of the body; a reset is not.
             _reset_on_close(self.writer)
@@ -225,13 +237,15 @@ class Exchange:
         """Bytes written that the client has not taken."""
         return self._transport.get_write_buffer_size()
 
+    @property
+    def behind(self) -> bool:
+        """Whether more waits for the client than the transport's high-water mark (64 KiB)."""
+        return self.queued > self._high_water
+
     async def drained(self) -> None:
         """Wait until the client has taken most of what was written (or is gone)."""
         with contextlib.suppress(OSError):
             await self.writer.drain()
-
-    def _frame(self, data: bytes) -> bytes:
-        return http1.encode_chunk(data) if self._chunked else data
 
     def _head(self, status: int, fields: Fields) -> bytes:
         if self.status is not None:
@@ -258,6 +272,11 @@ class Exchange:
         self.wire.on_end = self._peer_ended
         if self.wire.ended:
             self._peer_ended()
+
+    def left(self, why: str) -> None:
+        """The client has said that it wants no more; the connection itself is still open."""
+        if self._on_gone is not None:
+            self._on_gone(why)
 
     def _peer_ended(self) -> None:
         """The connection broke, or the client has sent its last byte."""
@@ -318,7 +337,7 @@ class Exchange:
         self._timer = self._loop.call_later(wait, self._tick)
 
     def _beat(self, now: float) -> None:
-        self.write(self._frame(self.heartbeat))
+        self.write(self.frame(self.heartbeat))
         if self.upgraded and self._pinged is None:
             self._pinged = now  # a ping has to be answered; a comment line is not
 

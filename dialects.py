@@ -11,7 +11,7 @@ comes in four forms, chosen by the route and the request's `events` field. For t
 
 With `usage` asked for, plain and bare send one more event before `[DONE]`. An error is
 `event: error` and nothing after it, so it can't be taken for an end. Each class below has the
-same four methods, each returning what to write: `piece`, `end`, `error`, and the heartbeat.
+same three methods, each returning what to write: `piece`, `end`, `error`.
 
 JSON is UTF-8, with the default separators. U+0085, U+2028 and U+2029 are escaped: they may stand
 in JSON strings, but many clients split lines on them.
@@ -26,8 +26,6 @@ from typing import Any, Protocol
 
 import sse
 from generation import BadRequest, Generation, SamplingParams
-
-DONE = sse.encode("[DONE]")
 
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -49,11 +47,19 @@ class Ask:
     params: SamplingParams
     events: str = "plain"
     usage: bool = False
+    flush_ms: float | None = None
+    flush_tokens: int | None = None
+    hold_back: int = 0
+    resume: bool = False
     faults: Mapping[str, int] | None = None
 
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_NATIVE = ("prompt", "messages", *_SAMPLING, "events", "usage")
+_DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
+_NATIVE = ("prompt", "messages", *_SAMPLING, *_DELIVERY)
+# Longer than this is not streaming any more.
+MAX_FLUSH_MS = 10_000
+MAX_FLUSH_TOKENS = MAX_HOLD_BACK = 1000
 
 
 def parse_content(content: bytes) -> dict[str, Any]:
@@ -103,6 +109,10 @@ def parse_native(body: Mapping[str, Any], fault_names: tuple[str, ...] = ()) -> 
         SamplingParams(**given),
         _choice(body, "events", ("plain", "named", "bare")),
         _flag(body, "usage"),
+        _milliseconds(body, "flush_ms"),
+        _count(body, "flush_tokens", 1, MAX_FLUSH_TOKENS) if "flush_tokens" in body else None,
+        _count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
+        _flag(body, "resume"),
         {name: _count(body, name) for name in fault_names if name in body},
     )
 
@@ -153,11 +163,24 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _count(body: Mapping[str, Any], name: str) -> int:
+def _count(body: Mapping[str, Any], name: str, low: int = 0, high: int = 10**9) -> int:
     value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRequest(f"{name} must be a whole number", name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(f"{name} must be a whole number from {low} to {high}", name)
     return value
+
+
+def _milliseconds(body: Mapping[str, Any], name: str) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= MAX_FLUSH_MS
+    ):
+        raise BadRequest(f"{name} must be above 0 and at most {MAX_FLUSH_MS}", name)
+    return float(value)
 
 
 def parse_query(pairs: list[tuple[str, str]]) -> dict[str, Any]:
@@ -190,17 +213,18 @@ def _query_value(name: str, text: str) -> Any:
 
 
 class Events(Protocol):
-    """How a streamed reply is written."""
+    """How a streamed reply is written: as bytes, or as the text of a message.
 
-    heartbeat: bytes
+    `id` is the event's id where events are numbered.
+    """
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, id: str | None) -> bytes | str:
         """One piece of text."""
 
-    def end(self, generation: Generation) -> bytes:
+    def end(self, generation: Generation, id: str | None) -> bytes | str:
         """The end of a complete reply."""
 
-    def error(self, message: str, type: str) -> bytes:
+    def error(self, message: str, type: str, id: str | None) -> bytes | str:
         """The end of a reply that failed: words, and no end marker."""
 
 
@@ -220,38 +244,41 @@ class Plain:
     def __init__(self, usage: bool = False) -> None:
         self._usage = usage
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: {"text": "Two"}`."""
-        return sse.encode(to_json({"text": text}))
+        return sse.encode(to_json({"text": text}), id=id)
 
-    def end(self, generation: Generation) -> bytes:
-        """The usage if it was asked for, then `[DONE]`."""
+    def end(self, generation: Generation, id: str | None = None) -> bytes:
+        """The usage if it was asked for, then `[DONE]`.
+
+        Only `[DONE]` has the id: a client that has it has all.
+        """
         usage = sse.encode(to_json(_summary(generation))) if self._usage else b""
-        return usage + DONE
+        return usage + sse.encode("[DONE]", id=id)
 
-    def error(self, message: str, type: str) -> bytes:
+    def error(self, message: str, type: str, id: str | None = None) -> bytes:
         """`event: error`."""
-        return sse.encode(to_json({"message": message, "type": type}), event="error")
+        return sse.encode(to_json({"message": message, "type": type}), event="error", id=id)
 
 
 class Bare(Plain):
     """Each event a JSON string: the fewest bytes."""
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: "Two"`."""
-        return sse.encode(to_json(text))
+        return sse.encode(to_json(text), id=id)
 
 
 class Named(Plain):
     """Every event says what it is."""
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, id: str | None = None) -> bytes:
         """`event: token`."""
-        return sse.encode(to_json({"text": text}), event="token")
+        return sse.encode(to_json({"text": text}), event="token", id=id)
 
-    def end(self, generation: Generation) -> bytes:
+    def end(self, generation: Generation, id: str | None = None) -> bytes:
         """`event: done`."""
-        return sse.encode(to_json(_summary(generation)), event="done")
+        return sse.encode(to_json(_summary(generation)), event="done", id=id)
 
 
 def events(ask: Ask) -> Events:
@@ -270,14 +297,18 @@ def reply_json(generation: Generation, text: str) -> dict[str, Any]:
 class Frames:
     """The native messages of a WebSocket."""
 
-    def piece(self, text: str) -> str:
+    def piece(self, text: str, id: str | None = None) -> str:
         """`{"text": "Two"}`."""
         return to_json({"text": text})
 
-    def end(self, generation: Generation) -> str:
+    def end(self, generation: Generation, id: str | None = None) -> str:
         """`{"done": true, ...}`."""
         return to_json({"done": True, **_summary(generation)})
 
-    def error(self, message: str, type: str, field: str | None = None) -> str:
+    def error(self, message: str, type: str, id: str | None = None) -> str:
         """`{"error": {...}}`."""
+        return to_json({"error": {"message": message, "type": type}})
+
+    def refusal(self, message: str, type: str, field: str | None) -> str:
+        """An error that says which field of the request is wrong."""
         return to_json({"error": {"message": message, "type": type, "field": field}})

@@ -39,7 +39,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from detokenizer import Detokenizer, StopStrings
-
 from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams
 
 log = logging.getLogger("engine")
@@ -65,6 +64,7 @@ class LanguageModel(Protocol):
     name: str
     rows: int
     context: int
+    bytes_per_token: int
     eos_ids: frozenset[int]
 
     def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
@@ -143,7 +143,6 @@ class Engine:
         self._cached: list[list[int]] = [[] for _ in range(model.rows)]
         self._closing = False
         self._changed = False
-        self._numbers = itertools.count(1)
         self._deliveries: list[Delivery] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -163,7 +162,7 @@ class Engine:
         `EngineDown`.
         """
         ids = self._checked(prompt)
-        generation = Generation(f"reply-{next(self._numbers)}", len(ids), self._notify)
+        generation = Generation(len(ids), self._notify)
         run = Run(
             generation,
             ids,
@@ -225,6 +224,12 @@ class Engine:
     def running(self) -> int:
         """Requests that hold a row."""
         return len(self._rows) - self._rows.count(None)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Cache memory that holds the tokens of running requests."""
+        tokens = sum(len(run.ids) for run in list(self._rows) if run is not None)
+        return tokens * self.model.bytes_per_token
 
     def _notify(self) -> None:
         with self._wake:

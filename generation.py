@@ -9,6 +9,7 @@ Read next: `engine.py`, which fills it.
 """
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +42,9 @@ class EngineDown(Exception):
 
 
 class GenerationError(Exception):
-    """The model failed on this generation; the text is safe to show."""
+    """The reply can't go on; the text is safe to show."""
+
+    type = "model_error"
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -74,6 +77,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, 1_000_000)
         _number("temperature", self.temperature, 0, 2)
+        if self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
         _integer("top_k", self.top_k, 0, 1_000_000)
         _number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
@@ -93,7 +98,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature < GREEDY_BELOW
+        return self.temperature == 0
 
 
 @dataclass(slots=True)
@@ -121,10 +126,9 @@ class Generation:
     `with generation:` block cancels what is still running.
     """
 
-    def __init__(
-        self, id: str, prompt_tokens: int, notify: Callable[[], None] | None = None
-    ) -> None:
-        self.id = id
+    def __init__(self, prompt_tokens: int, notify: Callable[[], None] | None = None) -> None:
+        # Whoever knows the id may cancel or resume the reply: it can't be guessed.
+        self.id = f"reply-{secrets.token_hex(8)}"
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         self.finish_reason: str | None = None
@@ -134,6 +138,8 @@ class Generation:
         self.paused = False
         self.timings = Timings()
         self.submitted = time.monotonic()
+        self.duration: float | None = None  # seconds from `submitted` to the end
+        self.on_finish: Callable[[], None] | None = None  # called once, with the end
         self._notify = notify  # wakes the engine when a flag above has changed
         self._pieces: deque[str] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -145,6 +151,14 @@ class Generation:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
         }
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Seconds between two tokens after the first; None below two tokens."""
+        first, last = self.timings.first_token, self.timings.last_token
+        if first is None or last is None or self.completion_tokens < 2:
+            return None
+        return (last - first) / (self.completion_tokens - 1)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop generating; the first reason given is kept. Harmless after the end."""
@@ -167,6 +181,9 @@ class Generation:
             self._pieces.append(piece)
         if finish_reason is not None:
             self.finish_reason = finish_reason
+            self.duration = time.monotonic() - self.submitted
+            if self.on_finish is not None:
+                self.on_finish()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -37,8 +37,11 @@ class Session:
 
     def send(self, data: str | bytes) -> None:
         """Send one message; nothing is sent once either side has begun to close."""
-        if self._peer.state is websocket.State.OPEN:
-            self.exchange.write(self._peer.message(data))
+        self.exchange.write(self.frame(data))
+
+    def frame(self, data: str | bytes) -> bytes:
+        """How a message goes on the wire; empty once either side has begun to close."""
+        return self._peer.message(data) if self._peer.state is websocket.State.OPEN else b""
 
     async def receive(self) -> str | bytes | None:
         """The next message; None when there will be none. Pings and closes are answered here.

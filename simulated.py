@@ -13,7 +13,7 @@ Faults are asked for by a field of the request and strike after so many words:
     garbage_after   bytes that are no valid event, frame or chunk
     split_at        every write is cut into parts of so many bytes
 
-The first two are made here; the other three are the connection's, and only carried from here.
+The first two are made by `SimulatedEngine`, the others by `faulty`, on the way to the socket.
 
 Not here: rows, batches, sampling. Read next: `dialects.py`.
 """
@@ -21,7 +21,7 @@ Not here: rows, batches, sampling. Read next: `dialects.py`.
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from engine import Prompt, token_ids
@@ -33,6 +33,11 @@ kept late light little long made moment more morning never next of on once one o
 piece reader river same sent slow small so soon still the then there they through time to token
 under until up water when which while wind with without word work
 """.split()  # noqa: SIM905 (a list of ninety literals is no better)
+
+# Neither a chunk size, nor an event, nor a frame that a server may send, nor UTF-8.
+GARBAGE = b"\xff\xfe\x00garbage\r\n\r\n"
+# Between two parts of a split write, so that they are read as two.
+SPLIT_S = 0.001
 
 FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
 
@@ -66,6 +71,11 @@ class SimulatedEngine:
         return 0
 
     @property
+    def cache_bytes(self) -> int:
+        """There is no cache."""
+        return 0
+
+    @property
     def running(self) -> int:
         """Replies under way."""
         return len(self._schedules)
@@ -93,7 +103,7 @@ class SimulatedEngine:
             raise BadRequest("the prompt is empty", "prompt")
         number = next(self._numbers)
         draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
-        schedule = Schedule(self, f"reply-{number}", len(ids), params, draw, faults or {})
+        schedule = Schedule(self, len(ids), params, draw, faults or {})
         self._schedules.add(schedule)
         schedule.start()
         return schedule.generation
@@ -119,13 +129,12 @@ class Schedule:
     def __init__(
         self,
         engine: SimulatedEngine,
-        id: str,
         prompt_tokens: int,
         params: SamplingParams,
         draw: random.Random,
         faults: Mapping[str, int],
     ) -> None:
-        self.generation = Generation(id, prompt_tokens, self._flags_changed)
+        self.generation = Generation(prompt_tokens, self._flags_changed)
         self._engine = engine
         self._params = params
         self._draw = draw
@@ -184,6 +193,30 @@ class Schedule:
         if self.generation.finish_reason is None:
             self._engine.forget(self)
             self.generation.deliver(piece, finish_reason)
+
+
+class Cut(Exception):
+    """The connection is to be cut here, without an end."""
+
+
+async def faulty(
+    told: AsyncIterator[bytes], faults: Mapping[str, int], garbage: Callable[[bytes], None]
+) -> AsyncGenerator[bytes, None]:
+    """Pass on what would be written, until a fault is due; each item is an event or message.
+
+    Raises `Cut` after `truncate_after` items. `garbage` writes bytes without any framing.
+    """
+    number = 0
+    async for data in told:
+        if number == faults.get("truncate_after"):
+            raise Cut
+        if number == faults.get("garbage_after"):
+            garbage(GARBAGE)
+        number += 1
+        size = faults.get("split_at") or len(data)
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+            await asyncio.sleep(SPLIT_S)
 
 
 def _content(message: dict[str, Any]) -> str:

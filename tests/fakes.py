@@ -26,6 +26,7 @@ class FakeModel:
     ) -> None:
         self.rows = rows
         self.context = context
+        self.bytes_per_token = 100
         self.eos_ids = frozenset({EOS})
         self.cache: list[list[int]] = [[] for _ in range(rows)]
         self.script = script

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from fakes import FakeModel
+
 import http1
 import server
+from access import Access
 from connection import Settings
 from engine import Engine
-from fakes import FakeModel
 from simulated import SimulatedEngine
 
 HOST = ("Host", "test")
@@ -25,7 +27,8 @@ async def serving(
 ) -> AsyncIterator["Running"]:
     """A server on a free port; the engine is a fast simulated one unless given."""
     engine = engine or SimulatedEngine(delay_ms=1, jitter_ms=0)
-    chosen = server.Options(settings=settings or Settings(), **options)
+    parts = {name: options.pop(name) for name in ("origins", "api_keys") if name in options}
+    chosen = server.Options(access=Access(**parts), settings=settings or Settings(), **options)
     running = Running(server.Server(engine, chosen), server.bind("127.0.0.1", 0))
     await running.server.serve(running.listener)
     try:

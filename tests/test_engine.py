@@ -135,7 +135,9 @@ class TestReply:
             assert await collect(generation) == "abc"
         assert generation.finish_reason == "stop"
 
-    async def test_half_a_character_at_the_end_is_flushed_as_the_whole_decode_gives_it(self) -> None:
+    async def test_half_a_character_at_the_end_is_flushed_as_the_whole_decode_gives_it(
+        self,
+    ) -> None:
         model = FakeModel(script=scripted(*"a😀".encode()[:3], EOS))
         async with running(model) as engine:
             text = await collect(engine.submit("x", params()))
@@ -445,8 +447,10 @@ class TestErrors:
         model = FakeModel(rows=2)
         faults = iter([False, False, True])
         model.fail_decode = lambda: next(faults, False)
+        model.step = threading.Semaphore(0)
         async with running(model) as engine:
             both = [engine.submit(text, params(30)) for text in ("a", "b")]
+            model.step.release(1000)
             ends = await asyncio.gather(*map(collect, both), return_exceptions=True)
             assert all(isinstance(end, GenerationError) for end in ends)
             assert len(await collect(engine.submit("c", params(30)))) == 30
@@ -465,9 +469,12 @@ class TestErrors:
         def die(row: int, length: int) -> None:
             raise SystemError("cannot free the row")
 
+        model.step = threading.Semaphore(0)
         async with running(model) as engine:
-            model.truncate = die  # type: ignore[method-assign]
             generations = [engine.submit("x", params()) for _ in range(3)]
+            await passes(model)
+            model.truncate = die  # type: ignore[method-assign]
+            model.step.release(1000)
             for generation in generations:
                 with pytest.raises(GenerationError):
                     await collect(generation)

@@ -1,0 +1,433 @@
+"""From a request to its reply, by three ways of delivery.
+
+    begin      content -> dialects.Ask -> token ids (off the event loop) -> engine.submit
+    told       pieces -> held back, grouped -> what the dialect writes for each, and for the end
+    complete   waits for the whole reply, answers with one JSON body
+    stream     head at once, then each piece as an event the moment the engine hands it over
+    websocket  the same pieces as messages, and {"stop": true} heard at any time
+
+All three watch the connection: when nobody reads any more, the generation is cancelled. Whatever
+can be known to be wrong is raised before the head is written, as a real 4xx; after it, an error is
+told in-band, in safe words, and never looks like an end.
+
+A stream that was asked for with `resume` belongs to no connection: it fills a `Replay`, which this
+connection follows like any later one.
+
+Read next: `server.py`, where the routes are.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import dialects
+from access import Access, Refusal
+from connection import ClientGone, Exchange
+from dialects import Ask, to_json
+from generation import (
+    BadRequest,
+    EngineDown,
+    Generation,
+    GenerationError,
+    QueueFull,
+    SamplingParams,
+)
+from metrics import Metrics
+from pieces import Banned, BannedPhrase, grouped, held_back
+from replay import Replay, ReplayStore, Tell, parse_event_id
+from session import Session
+from simulated import FAULTS, Cut, SimulatedEngine, faulty
+
+JSON = "application/json"
+STREAM_FIELDS = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    # no-transform: a proxy that compresses would hold events back to fill its window.
+    ("Cache-Control", "no-cache, no-transform"),
+    # nginx and others buffer a response unless told not to, one by one.
+    ("X-Accel-Buffering", "no"),
+)
+# curl's default type comes with JSON in practice; a browser form can send neither JSON nor this
+# without the browser naming its origin.
+ACCEPTED_TYPES = ("", JSON, "application/x-www-form-urlencoded")
+LOG_ENTRIES = 500
+
+
+class AnyEngine(Protocol):
+    """What is asked of an engine, real or simulated. See `engine.Engine`."""
+
+    failure: str | None
+
+    @property
+    def waiting(self) -> int: ...  # noqa: D102
+
+    @property
+    def running(self) -> int: ...  # noqa: D102
+
+    @property
+    def cache_bytes(self) -> int: ...  # noqa: D102
+
+    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]: ...  # noqa: D102
+
+    def submit(self, prompt: Any, params: SamplingParams) -> Generation: ...  # noqa: D102
+
+    def start(self) -> None: ...  # noqa: D102
+
+    def cancel_all(self, reason: str) -> None: ...  # noqa: D102
+
+    def close(self, timeout: float) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the flags say about delivery.
+
+    `slow_client`: what to do while more than the transport's high-water mark waits for a client:
+    "buffer" lets it grow to the connection's bound, "pause" takes the row out of the batch until
+    the client has caught up, "drop" ends the stream.
+    """
+
+    slow_client: str = "buffer"
+    banned: Banned = field(default_factory=lambda: Banned(()))
+    keep_s: float = 60.0  # a finished resumable reply is kept for so long
+    grace_s: float = 10.0  # one that nobody follows is generated on for so long
+    request_s: float = 30.0  # for a WebSocket's request to come
+
+
+@dataclass(slots=True)
+class Entry:
+    """One reply's line in `/log`."""
+
+    route: str
+    generation: Generation
+    client_left: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line as JSON tells it; `finish_reason` is null while the reply runs."""
+        generation = self.generation
+        return {
+            "id": generation.id,
+            "route": self.route,
+            **generation.usage,
+            "finish_reason": generation.finish_reason,
+            "client_left": self.client_left,
+            "timings": generation.timings.as_dict(),
+        }
+
+
+class Delivery:
+    """The handlers of everything that generates, over one engine."""
+
+    def __init__(self, engine: AnyEngine, access: Access, policy: Policy, metrics: Metrics) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.entries: deque[Entry] = deque(maxlen=LOG_ENTRIES)
+        self.replays = ReplayStore(policy.keep_s)
+        self.stopping = False
+        self._access = access
+        self._metrics = metrics
+        self._fault_names = FAULTS if isinstance(engine, SimulatedEngine) else ()
+
+    # From a request to its generation.
+
+    async def _ask(self, exchange: Exchange) -> Ask:
+        request = exchange.request
+        if request.method == "GET":
+            return dialects.parse_native(dialects.parse_query(request.query), self._fault_names)
+        media_type = (request.fields.get("content-type") or "").partition(";")[0].strip().lower()
+        if media_type not in ACCEPTED_TYPES:
+            raise Refusal(400, f"send the request as {JSON}")
+        content = await exchange.content()
+        return dialects.parse_native(dialects.parse_content(content), self._fault_names)
+
+    async def _begin(self, route: str, ask: Ask) -> Entry:
+        """Tokenize and submit; whatever can be known to be wrong is raised here."""
+        if self.stopping:
+            raise EngineDown("the server is shutting down")
+        loop = asyncio.get_running_loop()
+        try:
+            # A long prompt takes long to tokenize: not on the event loop, where everyone waits.
+            ids = await loop.run_in_executor(None, self.engine.encode, ask.prompt)
+        except ValueError as error:
+            field = "prompt" if isinstance(ask.prompt, str) else "messages"
+            raise BadRequest(str(error), field) from error
+        if isinstance(self.engine, SimulatedEngine):
+            generation = self.engine.submit(ids, ask.params, ask.faults)
+        else:
+            generation = self.engine.submit(ids, ask.params)
+        generation.on_finish = functools.partial(self._metrics.finished, generation)
+        entry = Entry(route, generation)
+        self.entries.append(entry)
+        return entry
+
+    def _watch(self, exchange: Exchange, entry: Entry) -> None:
+        """Cancel when nobody reads any more."""
+
+        def on_gone(why: str) -> None:
+            entry.client_left = True
+            entry.generation.cancel(why)
+
+        exchange.watch(on_gone)
+
+    # From a generation to what is told of it.
+
+    def _pieces(self, generation: Generation, ask: Ask) -> AsyncIterator[str]:
+        pieces: AsyncIterator[str] = generation
+        if ask.hold_back or self.policy.banned:
+            pieces = held_back(pieces, ask.hold_back, self.policy.banned)
+        if ask.flush_ms is not None or ask.flush_tokens is not None:
+            pieces = grouped(pieces, ask.flush_tokens, ask.flush_ms)
+        return pieces
+
+    async def _told(
+        self, generation: Generation, ask: Ask, events: dialects.Events
+    ) -> AsyncIterator[Tell]:
+        """What to write for each piece, then for the one end."""
+        try:
+            async for piece in self._pieces(generation, ask):
+                yield functools.partial(events.piece, piece), False
+        except GenerationError as error:
+            yield functools.partial(events.error, str(error), error.type), True
+        else:
+            if generation.cancel_reason == "shutdown":
+                words = "the server is shutting down", "unavailable"
+                yield functools.partial(events.error, *words), True
+            else:
+                yield functools.partial(events.end, generation), True
+
+    async def _write(
+        self,
+        exchange: Exchange,
+        framed: AsyncGenerator[bytes, None],
+        generation: Generation,
+        ask: Ask,
+    ) -> bool:
+        """Write what is told, each thing at once; False when a fault asked for a cut."""
+        if ask.faults:
+            framed = faulty(framed, ask.faults, exchange.write)
+        try:
+            async with aclosing(framed):
+                async for data in framed:
+                    exchange.write(data)
+                    if exchange.behind:
+                        await self._wait_for_client(exchange, generation)
+        except Cut:
+            exchange.cut()
+            return False
+        return True
+
+    async def _wait_for_client(self, exchange: Exchange, generation: Generation) -> None:
+        """The client is behind by more than the high-water mark: the policy is a choice."""
+        if self.policy.slow_client == "drop":
+            exchange.lost("too slow: it fell behind")
+        elif self.policy.slow_client == "pause":
+            generation.pause(True)
+            await exchange.drained()
+            generation.pause(False)
+
+    # One JSON body.
+
+    async def complete(self, exchange: Exchange) -> None:
+        """The whole reply as one JSON body."""
+        ask = await self._ask(exchange)
+        for name in ("garbage_after", "split_at"):
+            if ask.faults and name in ask.faults:
+                raise BadRequest(f"{name} is for streams", name)
+        entry = await self._begin(exchange.request.path, ask)
+        with entry.generation as generation:
+            self._watch(exchange, entry)
+            try:
+                text = "".join([piece async for piece in self._pieces(generation, ask)])
+            except GenerationError as error:
+                status = 422 if isinstance(error, BannedPhrase) else 500
+                raise Refusal(status, str(error), error.type) from error
+        if generation.cancel_reason == "shutdown":
+            raise Refusal(503, "the server is shutting down", "unavailable")
+        fields = [*self._access.fields(exchange.request), ("Reply-Id", generation.id)]
+        body = to_json(dialects.reply_json(generation, text)).encode()
+        if ask.faults and ask.faults.get("truncate_after", 10**9) < generation.completion_tokens:
+            exchange.cut_short(200, body, JSON, fields)
+        else:
+            exchange.respond(200, body, JSON, fields)
+
+    # Server-sent events.
+
+    async def stream(self, exchange: Exchange) -> None:
+        """Server-sent events, a piece an event."""
+        last_event_id = exchange.request.fields.get("last-event-id")
+        if exchange.request.method == "GET" and last_event_id:
+            # An EventSource that reconnects repeats its URL; it must not start a second reply.
+            await self._resume(exchange, *parse_event_id(last_event_id))
+            return
+        ask = await self._ask(exchange)
+        entry = await self._begin("/stream", ask)
+        events = dialects.events(ask)
+        if ask.resume:
+            replay = Replay(entry.generation, self.policy.grace_s)
+            self.replays.add(replay, self._told(entry.generation, ask, events))
+            await self._follow(exchange, replay, 0, entry, ask)
+            return
+        with entry.generation as generation:
+            self._start(exchange, generation)
+            self._watch(exchange, entry)
+            framed = self._framed(exchange, generation, self._told(generation, ask, events))
+            if await self._write(exchange, framed, generation, ask):
+                exchange.finish()
+
+    def _start(self, exchange: Exchange, generation: Generation) -> None:
+        """Send the head now, not with the first token: the client knows that it is served."""
+        fields = [*STREAM_FIELDS, *self._access.fields(exchange.request)]
+        heartbeat = dialects.Plain.heartbeat
+        exchange.start(200, [*fields, ("Reply-Id", generation.id)], heartbeat)
+
+    async def _framed(
+        self, exchange: Exchange, generation: Generation, told: AsyncIterator[Tell]
+    ) -> AsyncGenerator[bytes, None]:
+        """Events as they go on the wire.
+
+        Only an `EventSource` uses GET, and it reconnects after the end: the end's id tells it
+        apart from one that begins (see `_resume`).
+        """
+        numbered = exchange.request.method == "GET"
+        count = 0
+        async for tell, is_end in told:
+            count += 1
+            yield exchange.frame(tell(f"{generation.id}:{count}" if numbered and is_end else None))
+
+    async def resume(self, exchange: Exchange) -> None:
+        """`GET /stream/ID`: what follows `Last-Event-ID`, or all of it."""
+        id = exchange.request.path.rpartition("/")[2]
+        last_event_id = exchange.request.fields.get("last-event-id")
+        after = 0
+        if last_event_id:
+            reply, after = parse_event_id(last_event_id)
+            if reply != id:
+                raise BadRequest("Last-Event-ID is of another reply", "Last-Event-ID")
+        await self._resume(exchange, id, after)
+
+    async def _resume(self, exchange: Exchange, id: str, after: int) -> None:
+        entry = self.find(id)
+        replay = self.replays.get(id)
+        if replay is None:
+            if entry is not None and entry.generation.finish_reason is not None and after:
+                exchange.respond_empty(204, self._access.fields(exchange.request))
+                return
+            raise Refusal(404, "this reply is unknown, or no longer kept", "not_found")
+        if after > len(replay.events):
+            raise BadRequest("Last-Event-ID is ahead of the reply", "Last-Event-ID")
+        if replay.complete and after == len(replay.events):
+            # WHATWG HTML section 9.2.3: 204 stops an EventSource from reconnecting.
+            exchange.respond_empty(204, self._access.fields(exchange.request))
+            return
+        await self._follow(exchange, replay, after, entry or Entry("/stream", replay.generation))
+
+    async def _follow(
+        self, exchange: Exchange, replay: Replay, after: int, entry: Entry, ask: Ask | None = None
+    ) -> None:
+        """Write a resumable reply's events from number `after` on."""
+
+        def on_gone(why: str) -> None:
+            entry.client_left = True
+            replay.wake()  # the generation goes on for a grace time, this follower does not
+
+        self._start(exchange, replay.generation)
+        exchange.watch(on_gone)
+
+        async def framed() -> AsyncGenerator[bytes, None]:
+            async with aclosing(replay.follow(after, lambda: exchange.gone is None)) as events:
+                async for event in events:
+                    yield exchange.frame(event)
+
+        ask = ask or Ask("", SamplingParams())
+        if await self._write(exchange, framed(), replay.generation, ask):
+            exchange.finish()
+
+    def find(self, id: str) -> Entry | None:
+        """The entry of a reply's id, if it is in the log."""
+        return next((entry for entry in self.entries if entry.generation.id == id), None)
+
+    async def cancel(self, exchange: Exchange) -> None:
+        """`POST /cancel/ID`: stop a reply from another connection."""
+        entry = self.find(exchange.request.path.rpartition("/")[2])
+        if entry is None:
+            raise Refusal(404, "this reply is unknown", "not_found")
+        running = entry.generation.finish_reason is None
+        entry.generation.cancel("cancelled by id")
+        body = {"id": entry.generation.id, "cancelled": running}
+        fields = self._access.fields(exchange.request)
+        exchange.respond(200, to_json(body).encode(), JSON, fields)
+
+    # WebSocket.
+
+    async def websocket(self, exchange: Exchange) -> None:
+        """One request in, pieces out, `{"stop": true}` in at any time."""
+        session = Session(exchange)
+        await session.accept()
+        frames = dialects.Frames()
+        try:
+            async with exchange.connection.patience(self.policy.request_s):
+                message = await session.receive()
+            if message is None:
+                return
+            ask = dialects.parse_native(_message_body(message), self._fault_names)
+            if ask.resume:
+                raise BadRequest("resume is for /stream", "resume")
+            entry = await self._begin("/ws", ask)
+        except TimeoutError:
+            await session.close(*((1001, "") if self.stopping else (1008, "no request came")))
+            return
+        except (BadRequest, QueueFull, EngineDown) as error:
+            session.send(frames.refusal(*refusal_words(error)))
+            await session.close()
+            return
+        await self._converse(exchange, session, entry, ask)
+
+    async def _converse(self, exchange: Exchange, session: Session, entry: Entry, ask: Ask) -> None:
+        """Send pieces and listen at the same time, until the reply or the client ends."""
+
+        async def framed() -> AsyncGenerator[bytes, None]:
+            async for tell, _ in self._told(generation, ask, dialects.Frames()):
+                yield session.frame(tell(None))
+
+        with entry.generation as generation:
+            self._watch(exchange, entry)
+            listening = asyncio.create_task(self._listen(session, entry))
+            try:
+                whole = await self._write(exchange, framed(), generation, ask)
+            finally:
+                listening.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await listening
+        if whole:
+            await session.close(1001 if self.stopping else 1000)
+
+    async def _listen(self, session: Session, entry: Entry) -> None:
+        while True:
+            try:
+                message = await session.receive()
+            except ClientGone:
+                return  # the watch on the exchange knows
+            if message is None:
+                # Closed, closing or broken: in each case nobody waits for the rest.
+                session.exchange.left("the client closed the WebSocket")
+                return
+            with contextlib.suppress(BadRequest):
+                if _message_body(message).get("stop") is True:
+                    entry.generation.cancel("the client said stop")
+
+
+def _message_body(message: str | bytes) -> Mapping[str, Any]:
+    if isinstance(message, bytes):
+        raise BadRequest("send the request as a text message")
+    return dialects.parse_content(message.encode())
+
+
+def refusal_words(error: Exception) -> tuple[str, str, str | None]:
+    """Message, type and field of a refusal by the engine or the dialect."""
+    if isinstance(error, BadRequest):
+        return str(error), error.code or "invalid_request_error", error.field
+    return str(error), "overloaded" if isinstance(error, QueueFull) else "unavailable", None
