@@ -63,26 +63,32 @@ MAX_FLUSH_TOKENS = MAX_HOLD_BACK = 1000
 
 
 def parse_content(content: bytes) -> dict[str, Any]:
-    """Parse a request's JSON object; `BadRequest` for all that is none.
-
-    What Python's parser lets through and JSON does not is refused: NaN, lone surrogates, a name
-    twice in one object.
-    """
+    """Parse a request's JSON object; `BadRequest` for all that is none."""
     try:
-        body = json.loads(
-            content.decode(), parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats
-        )
-        if b"\\u" in content:  # the only way for half a surrogate pair to get in
-            json.dumps(body, ensure_ascii=False).encode()
+        body = _parse_json(content.decode())
     except UnicodeError as error:
         raise BadRequest("the content is not valid Unicode") from error
-    except RecursionError as error:
-        raise BadRequest("the content is nested too deeply") from error
-    except ValueError as error:
-        raise BadRequest(f"the content is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the content must be a JSON object")
     return body
+
+
+def _parse_json(text: str) -> Any:
+    """Also refuse what Python's parser lets through and JSON does not, or nobody could use: NaN,
+    a name twice in one object, half a surrogate pair, numbers and depths without end."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
+        if "\\u" in text:  # the only way for half a surrogate pair to get in
+            json.dumps(value, ensure_ascii=False).encode()
+    except (BadRequest, UnicodeError):
+        raise
+    except RecursionError as error:
+        raise BadRequest("the content is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the content is not valid JSON: {error}") from error
+    except ValueError as error:  # Python's bound on the digits of an integer
+        raise BadRequest("the content holds a number with too many digits") from error
+    return value
 
 
 def _refuse_constant(name: str) -> object:
@@ -150,14 +156,14 @@ def _messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _choice(body: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
-    value = body.get(name, choices[0])
+    value = choices[0] if body.get(name) is None else body[name]
     if value not in choices:
         raise BadRequest(f"{name} must be one of {', '.join(choices)}", name)
     return str(value)
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
+    value = False if body.get(name) is None else body[name]
     if not isinstance(value, bool):
         raise BadRequest(f"{name} must be true or false", name)
     return value
@@ -204,8 +210,8 @@ def _query_value(name: str, text: str) -> Any:
         return text
     try:
         # JSON's numbers, true and false: never int(), which takes "1_0" and other scripts' digits.
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError:
+        return _parse_json(text)
+    except ValueError:  # of any kind
         return text  # which the field's own check then refuses by name
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 from types import ModuleType
 
 import pytest
@@ -15,3 +16,12 @@ def require(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         pytest.fail(f"{module} is missing under CI: {error}")
+
+
+def require_program(name: str) -> str:
+    """Find the program `name`, or skip the test that asks; with CI=true absence is a failure."""
+    path = shutil.which(name)
+    if path is None:
+        absent = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        absent(f"the program {name} is not installed")
+    return path
