@@ -19,6 +19,8 @@ from engine import Engine
 from simulated import SimulatedEngine
 
 HOST = ("Host", "test")
+# Only a test that hangs waits for so long; a busy machine needs seconds for one step of a model.
+PATIENCE_S = 60
 
 
 @asynccontextmanager
@@ -46,12 +48,14 @@ class Running:
         self.port: int = listener.getsockname()[1]
 
     @asynccontextmanager
-    async def connect(self, receive_buffer: int | None = None) -> AsyncIterator["Peer"]:
+    async def connect(
+        self, receive_buffer: int | None = None, port: int | None = None
+    ) -> AsyncIterator["Peer"]:
         peer = socket.socket()
         if receive_buffer is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         peer.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port))
+        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port or self.port))
         # A small limit: a test that does not read shall not read ahead either.
         reader, writer = await asyncio.open_connection(sock=peer, limit=4096)
         try:
@@ -127,7 +131,7 @@ class Peer:
 
     async def event(self) -> Any:
         """The next thing the server says; content is also kept in `content`."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (event := self.parser.next_event()) is None:
                 data = await self.reader.read(65536)
                 if data:
@@ -147,7 +151,7 @@ class Peer:
 
     async def closed(self) -> bytes:
         """Read to the end of the connection; what still came."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
             except ConnectionError:
