@@ -22,7 +22,8 @@ class Session:
 
     def __init__(self, exchange: Exchange, max_message_bytes: int = 1024 * 1024) -> None:
         self.exchange = exchange
-        self.close_code: int | None = None  # the peer's, once its Close has come
+        self._ended = False  # the peer said Close, broke a rule, or is gone
+        self._close_sent = False
         self._peer = websocket.Connection(
             websocket.Side.SERVER, max_message_bytes=max_message_bytes
         )
@@ -48,25 +49,26 @@ class Session:
 
         Bytes that break the protocol are answered with a Close that names the fault.
         """
-        while True:
+        while not self._ended:
             try:
                 event = self._peer.next_event()
             except websocket.ProtocolError as error:
+                # RFC 6455 section 7.1.7: what follows is not looked at, not even a Close.
                 self._send_close(error.close_code, str(error))
-                return None
+                self._ended = True
+                break
             match event:
                 case None:
-                    if not await self._read():
-                        return None
+                    self._ended = not await self._read()
                 case websocket.Message(data):
                     return data
                 case websocket.Ping(payload):
                     self.exchange.write(self._peer.pong(payload))
                 case websocket.Close(code):
-                    self.close_code = code
                     # RFC 6455 section 5.5.1: the code is typically echoed.
                     self._send_close(code, "")
-                    return None
+                    self._ended = True
+        return None
 
     async def _read(self) -> bool:
         data = await self.exchange.connection.read()
@@ -80,12 +82,10 @@ class Session:
             with contextlib.suppress(ClientGone):
                 self.exchange.write(self._peer.close(code, reason))
 
-    _close_sent = False
-
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Run the closing handshake: our Close, what the peer still sends, its Close."""
         self._send_close(code, reason)
         with contextlib.suppress(TimeoutError, ClientGone):
             async with asyncio.timeout(CLOSE_S):
-                while self.close_code is None and await self.receive() is not None:
+                while await self.receive() is not None:
                     pass

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,14 +26,18 @@ PATIENCE_S = 60
 
 @asynccontextmanager
 async def serving(
-    engine: Any = None, *, settings: Settings | None = None, **options: Any
+    engine: Any = None,
+    *,
+    settings: Settings | None = None,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
 ) -> AsyncIterator["Running"]:
     """A server on a free port; the engine is a fast simulated one unless given."""
     engine = engine or SimulatedEngine(delay_ms=1, jitter_ms=0)
     parts = {name: options.pop(name) for name in ("origins", "api_keys") if name in options}
     chosen = server.Options(access=Access(**parts), settings=settings or Settings(), **options)
     running = Running(server.Server(engine, chosen), server.bind("127.0.0.1", 0))
-    await running.server.serve(running.listener)
+    await running.server.serve(running.listener, tls)
     try:
         yield running
     finally:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import pytest
 from fakes import FakeModel
 from serving import Answer, Running, eventually, serving
+from sockets import OPENING, open_websocket
 
 import http1
 from engine import Engine
@@ -286,8 +287,9 @@ class TestFields:
         async with serving() as running:
             for name, values in BAD_FIELDS:
                 async with running.connect() as peer:
-                    messages = await talk(peer, json.dumps(asking(name, values[0])))
-                error = messages[0]["error"]
+                    web = await open_websocket(peer)
+                    web.say(asking(name, values[0]))
+                    error = (await web.told())["error"]
                 assert error["field"] == name
 
     @pytest.mark.parametrize(
@@ -805,34 +807,3 @@ class TestKeys:
         async with serving(api_keys=self.KEYS) as running, running.connect() as peer:
             answer = await peer.ask("GET", "/ws", **OPENING)
             assert answer.status == 401
-
-
-OPENING = {
-    "Upgrade": "websocket",
-    "Connection": "Upgrade",
-    "Sec_WebSocket_Version": "13",
-    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
-}
-
-
-async def talk(peer: Any, message: str) -> list[dict[str, Any]]:
-    """Open a WebSocket, send one message, and return all messages up to the Close."""
-    import websocket
-
-    peer.request("GET", "/ws", **OPENING)
-    head, _ = await peer.head()
-    assert head.status == 101
-    connection = websocket.Connection(websocket.Side.CLIENT)
-    connection.feed(peer.parser.take_unread())
-    peer.send(connection.message(message))
-    messages: list[dict[str, Any]] = []
-    while True:
-        while (event := connection.next_event()) is None:
-            data = await peer.reader.read(65536)
-            assert data
-            connection.feed(data)
-        if isinstance(event, websocket.Close):
-            peer.send(connection.close(event.code))
-            return messages
-        assert isinstance(event, websocket.Message)
-        messages.append(json.loads(event.data))
