@@ -1,0 +1,338 @@
+"""What runs the experiments: their register, the processes they measure, and the command.
+
+    experiments.py (this process)
+      |-- client.py, as a module              measures
+      |-- python server.py --port 0 ...       one for each set of flags, shared by the experiments
+      |-- python proxy.py --port 0 ...        likewise
+      `-- with_model(function, ...)           a bare model, in a process that the client's event
+                                              loop does not share an interpreter with
+
+Each is started when first asked for and stopped when the bench is left, however it is left. They
+are idle when not asked, and only one is asked at a time, so they take no time from each other.
+
+An experiment is a function from a `Bench` to a `Finding`, registered by `@experiment("name")`.
+
+Not here: what is asked and what is made of the answers (`experiments.py`, to be read next).
+"""
+
+import argparse
+import asyncio
+import datetime
+import functools
+import http.client
+import inspect
+import json
+import multiprocessing
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+import client
+import report
+from measures import Failure, Reply
+from report import Finding
+from weights import ModelError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HERE = Path(__file__).parent
+REPORT = HERE / "results" / "report.md"
+
+# A first start downloads the model's weights and converts them.
+START_S = 900.0
+# A server lets streams say goodbye for five seconds.
+STOP_S = 10.0
+# How long a server may take to notice, or to come as far as an experiment waits for.
+NOTICE_S = 120.0
+POLL_S = 0.01
+
+DEFAULT_OPTIONS = client.Options()
+
+Experiment = Callable[["Bench"], Awaitable[Finding]]
+
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def experiment(name: str) -> Callable[[Experiment], Experiment]:
+    """Register a function as the experiment of this name."""
+
+    def register(function: Experiment) -> Experiment:
+        EXPERIMENTS[name] = function
+        return function
+
+    return register
+
+
+class ExperimentError(Exception):
+    """An experiment cannot be carried out; the message says why in one line."""
+
+
+class Bench:
+    """Starts what experiments ask for, and stops it: an asynchronous context manager.
+
+    `flags` go to every server: which model, in which number type, on which device.
+    """
+
+    def __init__(self, flags: Mapping[str, str] | None = None, *, quiet: bool = False) -> None:
+        self.flags = {"model": "default", "device": "auto", "dtype": "auto"} | dict(flags or {})
+        self.model = self.flags["model"]  # the server tells what that is
+        self._quiet = quiet
+        self._urls: dict[tuple[str, ...], str] = {}
+        self._stack = AsyncExitStack()
+        self._pool: ProcessPoolExecutor | None = None
+        self._bar: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.expect(None)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        await self._stack.aclose()
+
+    # Progress
+
+    def expect(self, steps: int | None, name: str = "") -> None:
+        """Show a bar of so many steps, each a reply or a call of `with_model`; None removes it."""
+        if self._bar is not None:
+            self._bar.close()
+        # tqdm's None: shown on a terminal only
+        hidden = True if self._quiet else None
+        self._bar = None if steps is None else tqdm(total=steps, desc=name, disable=hidden)
+
+    def _step(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    # Processes
+
+    async def server(self, *flags: str) -> str:
+        """Return the URL of a server with these flags added, started and warmed up."""
+        settings = [f"--{name}={value}" for name, value in self.flags.items()]
+        started = ("server.py", *settings, *flags) in self._urls
+        url = await self._start("server.py", *settings, *flags)
+        if not started:  # the first passes through a model are slower than the rest
+            await self.ask(f"{url}/complete", {"prompt": "Once upon a time", "max_tokens": 8})
+        return url
+
+    async def proxy(self, upstream: str, *flags: str) -> str:
+        """Return the URL of a proxy in front of `upstream`."""
+        return await self._start("proxy.py", "--upstream", upstream, *flags)
+
+    async def _start(self, *command: str) -> str:
+        if command not in self._urls:
+            script, *arguments = command
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, str(HERE / script), "--port", "0", *arguments),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            self._stack.push_async_callback(_stop, process)
+            told: list[str] = []
+            listening = asyncio.create_task(self._listen(process, told))
+            self._stack.callback(listening.cancel)
+            self._urls[command] = await _url(script, process, listening, told)
+        return self._urls[command]
+
+    async def _listen(self, process: asyncio.subprocess.Process, told: list[str]) -> None:
+        """Pass on what a process says to people, and learn from it which model runs."""
+        assert process.stderr is not None
+        async for raw in process.stderr:
+            line = raw.decode(errors="replace").rstrip()
+            told[:] = [line]
+            if found := re.fullmatch(r"(\S+): (\w+ on \S+); \d+ rows.*", line):
+                self.model = f"{found[1]}, {found[2]}"
+            elif not self._quiet:
+                tqdm.write(line, file=sys.stderr)
+
+    # Asking
+
+    async def ask(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        options: client.Options = DEFAULT_OPTIONS,
+    ) -> Reply:
+        """Ask over a connection of its own; ExperimentError unless complete or left by us."""
+        reply = await client.ask(url, body, options)
+        if reply.failure not in (None, Failure.CANCELLED):
+            raise ExperimentError(f"{url}: {reply.failure}: {reply.error}")
+        self._step()
+        return reply
+
+    async def newest(self, url: str) -> dict[str, Any]:
+        """Return what a server's log says of the newest request; it runs or has ended."""
+        try:
+            entries = await asyncio.to_thread(_get_log, url)
+        except (OSError, http.client.HTTPException) as error:
+            raise ExperimentError(f"{url}/log: {error or type(error).__name__}") from error
+        return entries[-1] if entries else {"id": None}
+
+    async def follow(
+        self, url: str, before: dict[str, Any], until: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """Wait for a newer request than `before`, and then for `until` to hold of it."""
+        try:
+            async with asyncio.timeout(NOTICE_S):
+                while True:
+                    entry = await self.newest(url)
+                    if entry["id"] != before["id"] and until(entry):
+                        return entry
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ExperimentError(f"{url}/log: waited for {NOTICE_S:g} s in vain") from None
+
+    # A bare model
+
+    async def with_model(
+        self, function: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return `function(model, ...)`, run in a process of its own beside the model."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")  # no fork of a process with threads
+            self._pool = ProcessPoolExecutor(1, context, initializer=_ignore_interrupts)
+        call = functools.partial(_call, dict(self.flags), function, *args, **kwargs)
+        try:
+            result: T = await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except ModelError as error:
+            raise ExperimentError(str(error)) from error
+        except BrokenProcessPool as error:
+            raise ExperimentError("the process that held the model has died") from error
+        self._step()
+        return result
+
+
+async def _url(
+    script: str,
+    process: asyncio.subprocess.Process,
+    listening: "asyncio.Task[None]",
+    told: list[str],
+) -> str:
+    """Return the line that a process prints when it serves."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            line = (await process.stdout.readline()).decode().strip()
+    except TimeoutError:
+        raise ExperimentError(f"{script} did not start within {START_S:g} s") from None
+    if not line:
+        await listening
+        raise ExperimentError(f"{script} did not start: {' '.join(told) or 'it gave no reason'}")
+    return line
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _get_log(url: str) -> list[dict[str, Any]]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=NOTICE_S)
+    try:
+        connection.request("GET", "/log")
+        entries: list[dict[str, Any]] = json.load(connection.getresponse())["requests"]
+        return entries
+    finally:
+        connection.close()
+
+
+# In the model's own process
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the parent ends it
+
+
+@functools.cache
+def _load(model: str, device: str, dtype: str) -> Any:
+    import lm  # torch and transformers take a second to import
+
+    return lm.LanguageModel.load(model, device=device, dtype=dtype)
+
+
+def _call(flags: dict[str, str], function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    model = _load(flags["model"], flags["device"], flags["dtype"])
+    return function(model, *args, **kwargs)
+
+
+# The command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run experiments; 0 if all could be carried out, 1 if not, 130 after Ctrl-C."""
+    args = _parse_arguments(arguments)
+    if args.list:
+        for name in EXPERIMENTS:
+            print(f"{name:<15}{_title(name)}")
+        return 0
+    # A SIGTERM stops the servers, too.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return asyncio.run(_run(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run(args: argparse.Namespace) -> int:
+    flags = {name: getattr(args, name) for name in ("model", "device", "dtype")}
+    changed = [f" --{n} {value}" for n, value in flags.items() if value != Bench().flags[n]]
+    failures = 0
+    async with Bench(flags) as bench:
+        for name in args.names or EXPERIMENTS:
+            command = f"python experiments.py {name}{''.join(changed)}"
+            try:
+                await run_experiment(bench, name, command, args.report)
+            except ExperimentError as error:
+                failures += 1
+                print(f"experiments.py: {name}: {error}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+async def run_experiment(bench: Bench, name: str, command: str, path: Path) -> None:
+    """Run one experiment, print what it found and write it into the report at `path`."""
+    try:
+        finding = await EXPERIMENTS[name](bench)
+    finally:
+        bench.expect(None)
+    now = datetime.datetime.now(datetime.UTC)
+    provenance = [f"{now:%Y-%m-%d %H:%M} UTC", report.machine(), report.versions(), f"`{command}`"]
+    text = report.section(name, _title(name), finding, provenance)
+    print(f"{text}\n", flush=True)
+    report.record(path, [text], list(EXPERIMENTS))
+
+
+def _title(name: str) -> str:
+    return inspect.getdoc(EXPERIMENTS[name]) or ""
+
+
+def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure what streaming buys, and report it.")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="which (default: all)")
+    add("--list", action="store_true", help="say which there are")
+    add("--model", default="default", help="as for server.py (%(default)s)")
+    add("--device", default="auto", help="as for server.py (%(default)s)")
+    add("--dtype", default="auto", help="as for server.py (%(default)s)")
+    add("--report", type=Path, default=REPORT, help="the report's file (%(default)s)")
+    args = parser.parse_args(arguments)
+    unknown = [name for name in args.names if name not in EXPERIMENTS]
+    if unknown:
+        parser.error(f"no experiment {', '.join(unknown)}: choose from {', '.join(EXPERIMENTS)}")
+    return args

@@ -1,0 +1,461 @@
+"""The experiments: what streaming buys and what breaks it, measured beside what was published.
+
+    python experiments.py                       # all of them, in about two minutes
+    python experiments.py three-ways proxy      # some
+    python experiments.py --list
+
+One function an experiment, in the order of the report. It is given a `bench`, asks its servers, and
+returns a `Finding`: a table with a published column, and notes. To add one, write it:
+
+    @experiment("name")
+    async def name(bench: Bench) -> Finding:
+        \"\"\"What is measured, as the report shall say it.\"\"\"
+
+Published figures were measured with Qwen2.5-1.5B-Instruct on an Apple M4, by others. Times are
+medians (nearest-rank), and ways that are compared take turns, so that a slow minute of the machine
+falls on all of them.
+
+Not here: processes, progress and the command (`bench.py`), tables and the report (`report.py`), the
+clock (`wire.py`) and what a measure means (`measures.py`). This is the last file of the tour.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import client
+import dialects
+import measures
+import websocket
+from bench import HERE, Bench, ExperimentError, experiment, main
+from client import Options
+from detokenizer import REPLACEMENT, Detokenizer
+from generation import SamplingParams
+from measures import Reply
+from report import Finding, seconds, span, times
+
+TEXTS: list[dict[str, str]] = json.loads((HERE / "prompts.json").read_text(encoding="utf-8"))
+ENGLISH = [text for text in TEXTS if text["language"] == "en"]
+PROMPTS = [text["prompt"] for text in ENGLISH[:5]]
+
+TOKENS = 100
+SAMPLING: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.7, "top_p": 0.9, "seed": 1}
+
+# How many pieces a client takes before it leaves or says stop.
+LEAVE_AFTER = 10
+
+# Silent reading of English prose: Brysbaert 2019, a meta-analysis of 190 studies.
+READER_WORDS_PER_MINUTE = 238
+
+
+def body(prompt: str, **more: Any) -> dict[str, Any]:
+    """Return a request for a reply of `TOKENS` tokens; the same request, the same reply."""
+    return {"prompt": prompt, **SAMPLING, **more}
+
+
+def median(values: Sequence[float | None]) -> float:
+    """Return the nearest-rank median; ExperimentError where there is nothing to measure."""
+    known = [value for value in values if value is not None]
+    found = measures.percentile(known, 50)
+    if found is None or len(known) < len(values):
+        raise ExperimentError("a reply had no text to measure")
+    return found
+
+
+# The same text in three ways
+
+TO_THE_CLOSE = Options(http_version="1.0")  # content without chunks, delimited by the close
+WAYS = (  # way, route, how to ask, published times and bytes
+    ("/complete", "complete", Options(), "4.68 / 4.68 s; 596 B, 1.2x"),
+    ("/stream, chunked", "stream", Options(), "not measured"),
+    ("/stream, to the close", "stream", TO_THE_CLOSE, "0.13 / 4.75 s; 2,626 B, 5.4x"),
+    ("/ws", "ws", Options(), "0.13 / 5.12 s; 2,038 B, 4.2x"),
+)
+
+
+@experiment("three-ways")
+async def three_ways(bench: Bench) -> Finding:
+    """The same text whole, as server-sent events and over a WebSocket: when, in how many bytes."""
+    bench.expect(len(WAYS) * len(PROMPTS), "three-ways")
+    url = await bench.server()
+    replies: dict[str, list[Reply]] = {way: [] for way, *_ in WAYS}
+    for prompt in PROMPTS:
+        for way, route, options, _ in WAYS:
+            replies[way].append(await bench.ask(f"{url}/{route}", body(prompt), options))
+    return Finding(
+        ["way", "first text", "all text", "bytes on the wire", "per byte of text", "published"],
+        [_way_row(way, replies[way], published) for way, _, _, published in WAYS],
+        f"{len(PROMPTS)} prompts, {TOKENS} tokens each, times are medians, bytes are means",
+        _way_notes(list(replies.values())),
+        bench.model,
+    )
+
+
+def _way_row(way: str, replies: Sequence[Reply], published: str) -> list[str]:
+    received = sum(reply.received.total for reply in replies)
+    return [
+        way,
+        seconds(median([reply.first_text for reply in replies])),
+        seconds(median([reply.last_text for reply in replies])),
+        f"{received / len(replies):,.0f}",
+        times(received / max(1, sum(reply.text_bytes for reply in replies))),
+        published,
+    ]
+
+
+def _way_notes(ways: Sequence[Sequence[Reply]]) -> list[str]:
+    buffered, *streamed = ways
+    same = sum(len({reply.text for reply in way}) == 1 for way in zip(*ways, strict=True))
+    totals = [median([reply.last_text for reply in way]) for way in ways]
+    fastest = [min(reply.last_text or 0 for reply in way) for way in ways]
+    first = max(median([reply.first_text for reply in way]) for way in streamed)
+    sizes = [reply.text_bytes for reply in buffered]
+    return [
+        f"The same text in all ways: {same} of {len(buffered)} prompts (published: yes).",
+        f"Text: {sum(sizes) / len(sizes):,.0f} bytes a reply (published: 488).",
+        f"First text of the streams: at most {first / totals[0]:.1%} of the buffered total.",
+        f"Totals: the medians within {_apart(totals)} of each other, the fastest reply of each way"
+        f" within {_apart(fastest)} (what else the machine does can only slow a reply).",
+    ]
+
+
+def _apart(values: Sequence[float]) -> str:
+    return f"{max(values) / min(values) - 1:.1%}"
+
+
+# Leaving
+
+
+@experiment("leave")
+async def leave(bench: Bench) -> Finding:
+    """What is still generated when the client has left, by a server that watches or does not."""
+    prompts = PROMPTS[:3]
+    bench.expect(2 * len(prompts), "leave")
+    rows = []
+    for server, flags, published in (("watching", (), "10"), ("--naive", ("--naive",), "100")):
+        url = await bench.server(*flags)
+        left = [await _leave_stream(bench, url, prompt) for prompt in prompts]
+        rows.append(["/stream", server, *_spans(left), published])
+        left = [await _leave_complete(bench, url, prompt) for prompt in prompts]
+        rows.append(["/complete", server, *_spans(left), "not measured"])
+    note = (
+        f"/stream is left after {LEAVE_AFTER} pieces, /complete once the server's log says"
+        f" {TOKENS // 2} tokens; what was generated in the end is the log's word, too."
+    )
+    header = ["route", "server", "tokens when the client left", "tokens generated", "published"]
+    n = f"{len(prompts)} replies a row, of {TOKENS} tokens if nobody leaves"
+    return Finding(header, rows, n, [note], bench.model)
+
+
+async def _leave_stream(bench: Bench, url: str, prompt: str) -> tuple[int, int]:
+    """Leave a stream; return the pieces received, and the tokens generated in the end."""
+    before = await bench.newest(url)
+    reply = await bench.ask(f"{url}/stream", body(prompt), Options(leave_after=LEAVE_AFTER))
+    entry = await bench.follow(url, before, _ended)
+    return len(reply.pieces), entry["completion_tokens"]
+
+
+async def _leave_complete(bench: Bench, url: str, prompt: str) -> tuple[int, int]:
+    """Leave a buffered reply half way; return the tokens generated by then, and in the end."""
+    before = await bench.newest(url)
+    asking = asyncio.create_task(client.ask(f"{url}/complete", body(prompt)))
+    try:
+        half = await bench.follow(
+            url, before, lambda entry: _ended(entry) or entry["completion_tokens"] >= TOKENS // 2
+        )
+    finally:
+        asking.cancel()  # which closes its connection
+        await asyncio.gather(asking, return_exceptions=True)
+    entry = await bench.follow(url, before, _ended)
+    return half["completion_tokens"], entry["completion_tokens"]
+
+
+def _ended(entry: dict[str, Any]) -> bool:
+    return entry["finish_reason"] is not None
+
+
+def _spans(pairs: Sequence[tuple[int, int]]) -> list[str]:
+    return [span(values) for values in zip(*pairs, strict=True)]
+
+
+@experiment("stop")
+async def stop(bench: Bench) -> Finding:
+    """What a server still generates when a WebSocket client says stop and stays to hear the end."""
+    prompts = PROMPTS[:3]
+    bench.expect(len(prompts), "stop")
+    url = await bench.server()
+    how = Options(stop_after=LEAVE_AFTER)
+    replies = [await bench.ask(f"{url}/ws", body(prompt), how) for prompt in prompts]
+    tokens = [reply.completion_tokens or 0 for reply in replies]
+    pieces = [len(reply.pieces) for reply in replies]
+    reasons = sorted({str(reply.finish_reason) for reply in replies})
+    return Finding(
+        ["stop said after", "pieces received", "tokens generated", "finish reason", "published"],
+        [[f"{LEAVE_AFTER} pieces", span(pieces), span(tokens), ", ".join(reasons), "10"]],
+        f"{len(prompts)} replies, of {TOKENS} tokens if nobody says stop",
+        model=bench.model,
+    )
+
+
+# A gateway in between
+
+
+@experiment("proxy")
+async def proxy(bench: Bench) -> Finding:
+    """A stream through a gateway that waits for blocks of 8 KiB, and through one told not to."""
+    prompts = PROMPTS[:3]
+    bench.expect(3 * len(prompts), "proxy")
+    url = await bench.server()
+    paths = {
+        ("direct", "not measured"): url,
+        ("buffering", "4.91 / 4.91 s; 100; 2,583"): await bench.proxy(url),
+        ("--honor", "0.20 / 5.03 s; 100; 2,583"): await bench.proxy(url, "--honor"),
+    }
+    replies: dict[tuple[str, str], list[Reply]] = {path: [] for path in paths}
+    for prompt in prompts:
+        for path, origin in paths.items():
+            replies[path].append(await bench.ask(f"{origin}/stream", body(prompt)))
+    same = all(
+        len({(reply.text, reply.received.payload) for reply in of_prompt}) == 1
+        for of_prompt in zip(*replies.values(), strict=True)
+    )
+    return Finding(
+        ["path", "first text", "end", "pieces", "bytes of content", "published"],
+        [_path_row(path, of_path, published) for (path, published), of_path in replies.items()],
+        f"{len(prompts)} prompts, {TOKENS} tokens each, medians",
+        [f"The same content by every path: {'yes' if same else 'no'}."],
+        bench.model,
+    )
+
+
+def _path_row(path: str, replies: Sequence[Reply], published: str) -> list[str]:
+    return [
+        path,
+        seconds(median([reply.first_text for reply in replies])),
+        seconds(median([reply.end for reply in replies])),
+        f"{median([len(reply.pieces) for reply in replies]):,.0f}",
+        f"{median([reply.received.payload for reply in replies]):,.0f}",
+        published,
+    ]
+
+
+# The size of a piece
+
+PIECE = "Two"
+ANTHROPIC_EVENT = (
+    "event: content_block_delta\n"
+    'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Two"}}\n\n'
+)
+OPENAI_EVENT = (
+    'data: {"id":"chatcmpl-9xKbT2mWq4RfYc7LhVnZs8AeJdPu1","object":"chat.completion.chunk",'
+    '"created":1724000000,"model":"gpt-4o-2024-08-06","system_fingerprint":"fp_3aa7262c27",'
+    '"choices":[{"index":0,"delta":{"content":"Two"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+
+@experiment("bytes")
+async def piece_bytes(bench: Bench) -> Finding:
+    """One piece, "Two", three bytes of text, in four formats, without HTTP's own framing."""
+    frame = websocket.encode_frame(1, dialects.Frames().piece(PIECE).encode())  # 1: text
+    formats = (
+        ("server-sent event of this server", dialects.Plain().piece(PIECE), "23"),
+        ("Anthropic content_block_delta", ANTHROPIC_EVENT.encode(), "118"),
+        ("OpenAI chat chunk of 2024", OPENAI_EVENT.encode(), "257"),
+        ("WebSocket frame of this server", frame, "17"),
+    )
+    return Finding(
+        ["format", "bytes", "per byte of text", "published"],
+        [[name, str(len(raw)), f"{len(raw) / len(PIECE):.0f}x", was] for name, raw, was in formats],
+        "1 piece, exact",
+        [
+            "The first and the last are made by this server's own encoders, the other two written"
+            " out with the fields that such an event has. In an OpenAI chunk the model's name"
+            " (here gpt-4o-2024-08-06) and the id make a difference of some bytes."
+        ],
+    )
+
+
+# Characters split between tokens
+
+SENTENCE = "Phở bò nóng hổi 🍜, cà phê sữa đá 🧊 🎉"
+
+
+@experiment("split-chars")
+async def split_chars(bench: Bench) -> Finding:
+    """One Vietnamese sentence with emoji, decoded one token at a time and incrementally."""
+    bench.expect(1, "split-chars")
+    name, alone, pieces = await bench.with_model(decode_both_ways, SENTENCE)
+    return Finding(
+        ["decoded", "tokens", "broken pieces", "joined text equal", "published"],
+        [
+            _decoded_row("each token alone", alone, SENTENCE, "20 tokens, 6 broken"),
+            _decoded_row("incrementally", pieces, SENTENCE, "20 tokens, 0 broken, equal"),
+        ],
+        "1 sentence, exact",
+        [f"The sentence: {SENTENCE}", "Broken: a piece that shows U+FFFD for half a character."],
+        f"{name} (its tokenizer)",
+    )
+
+
+def decode_both_ways(model: Any, sentence: str) -> tuple[str, list[str], list[str]]:
+    """Return the model's name, the text of each token alone, and the detokenizer's pieces."""
+    ids = model.encode(sentence)
+    detokenizer = Detokenizer(model.text)
+    pieces = [detokenizer.add(token_id) for token_id in ids]
+    pieces[-1] += detokenizer.finish()
+    return model.name, [model.text([token_id]) for token_id in ids], pieces
+
+
+def _decoded_row(how: str, pieces: Sequence[str], sentence: str, published: str) -> list[str]:
+    broken = sum(REPLACEMENT in piece for piece in pieces)
+    equal = "yes" if "".join(pieces) == sentence else "no"
+    return [how, str(len(pieces)), str(broken), equal, published]
+
+
+# A reader's speed
+
+
+@experiment("reading-speed")
+async def reading_speed(bench: Bench) -> Finding:
+    """How fast a person reads, how fast the model writes, and what a reader waits for."""
+    texts = [text["human"] for text in ENGLISH]
+    bench.expect(len(PROMPTS) + 1, "reading-speed")
+    tokens = sum(await bench.with_model(count_tokens, texts))
+    url = await bench.server()
+    replies = [await bench.ask(f"{url}/stream", body(p, usage=True)) for p in PROMPTS]
+    words = sum(len(text.split()) for text in texts)
+    generated = 1 / median([reply.time_per_output_token().seconds for reply in replies])
+    return Finding(
+        ["measure", "measured", "published"],
+        reading_rows(tokens / words, generated),
+        f"{len(texts)} texts of {words:,} words for tokens per word, {len(replies)} replies for"
+        " the speed (median)",
+        [
+            "Tokens per word: the English continuation texts of prompts.json, since the reader"
+            f" is one of English prose: {READER_WORDS_PER_MINUTE} words a minute (Brysbaert 2019)."
+        ],
+        bench.model,
+    )
+
+
+def reading_rows(tokens_per_word: float, generated: float) -> list[list[str]]:
+    """Return the table for a model that generates so many tokens a second."""
+    words_per_second = READER_WORDS_PER_MINUTE / 60
+    read = words_per_second * tokens_per_word
+    rows = [
+        ["tokens per word", f"{tokens_per_word:.2f}", "1.38"],
+        ["read, tokens/s", f"{read:.1f}", "5.5"],
+        ["generated, tokens/s", f"{generated:.1f}", "21"],
+        ["generated against read", times(generated / read), "3.9x"],
+    ]
+    for words, published in ((50, "3.2 s, 13 s"), (300, "19.5 s, 76 s")):
+        wait, reading = words * tokens_per_word / generated, words / words_per_second
+        what = f"{words} words: wait for all of it, time to read it"
+        rows.append([what, f"{wait:.1f} s, {reading:.1f} s", published])
+    return rows
+
+
+def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
+    """Return the number of tokens of each text."""
+    return [len(model.encode(text)) for text in texts]
+
+
+# Many clients
+
+CLIENTS = 16
+ROUNDS = 3
+
+
+@experiment("load")
+async def load(bench: Bench) -> Finding:
+    """The model without a server, one client alone, and sixteen at once."""
+    bench.expect(ROUNDS * (2 + CLIENTS) + 1, "load")
+    url = await bench.server()
+    params = SamplingParams(**SAMPLING)
+    await bench.with_model(bare_loop, PROMPTS[0], params)  # its first passes are slower
+    bare, one, many = [], [], []
+    alone: list[Reply] = []
+    together: list[Reply] = []
+    for index in range(ROUNDS):
+        prompt = PROMPTS[index]
+        bare.append(await bench.with_model(bare_loop, prompt, params))
+        alone += (replies := await _ask_together(bench, url, [prompt]))
+        one.append(_tokens_per_second(replies))
+        prompts = [text["prompt"] for text in TEXTS[:CLIENTS]]
+        together += (replies := await _ask_together(bench, url, prompts))
+        many.append(_tokens_per_second(replies))
+    per_token = 1 / median(bare)
+    return Finding(
+        [
+            "clients",
+            "first text",
+            "time per output token",
+            "tokens/s",
+            "tokens/s, lowest to highest",
+        ],
+        [
+            ["none: a bare loop", "n/a", seconds(per_token), f"{median(bare):.1f}", span(bare, 1)],
+            _load_row("1", alone, one),
+            _load_row(str(CLIENTS), together, many),
+        ],
+        f"{ROUNDS} rounds of all three in turn, {TOKENS} tokens a reply, medians",
+        [
+            f"One client against the bare loop: {_ratio(one, bare)}, goal: at least 0.9x.",
+            f"{CLIENTS} clients against one: {_ratio(many, one)}, goal: at least 5x.",
+            "Tokens/s: of all replies of a round, from the requests to the last text.",
+        ],
+        bench.model,
+    )
+
+
+def bare_loop(model: Any, prompt: str, params: SamplingParams) -> float:
+    """Generate one reply without engine or server; return tokens a second, the prompt included."""
+    began = time.perf_counter()
+    ids = model.encode(prompt)
+    draws = random.Random(params.seed)
+    length = len(ids)
+    logits = model.prefill(0, ids)
+    while True:
+        ids.append(model.choose(logits, 0, params, ids, draws))
+        if ids[-1] in model.eos_ids or len(ids) - length == params.max_tokens:
+            break
+        logits = model.decode([0], [ids[-1]])
+    model.text(ids[length:])
+    model.truncate(0, 0)
+    return (len(ids) - length) / (time.perf_counter() - began)
+
+
+async def _ask_together(bench: Bench, url: str, prompts: Sequence[str]) -> list[Reply]:
+    asking = (bench.ask(f"{url}/stream", body(prompt, usage=True)) for prompt in prompts)
+    return await asyncio.gather(*asking)
+
+
+def _tokens_per_second(replies: Sequence[Reply]) -> float:
+    """Return the tokens of replies that were asked for at once over the time to the last text."""
+    last = max(reply.last_text or 0 for reply in replies)
+    return sum(reply.completion_tokens or 0 for reply in replies) / last
+
+
+def _load_row(clients: str, replies: Sequence[Reply], rates: Sequence[float]) -> list[str]:
+    return [
+        clients,
+        seconds(median([reply.first_text for reply in replies])),
+        seconds(median([reply.time_per_output_token().seconds for reply in replies])),
+        f"{median(rates):.1f}",
+        span(rates, 1),
+    ]
+
+
+def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:
+    """Compare round by round, a slow one being slow in both; and the fastest with the fastest."""
+    ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+    fastest = times(max(rates) / max(base))
+    return f"{times(median(ratios))} (by round {', '.join(map(times, ratios))}; fastest {fastest})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
