@@ -29,7 +29,7 @@ Not here: which row serves whom, and when (`engine.py`); chats and text to ids a
 default work too; attention windows shorter than a row, and layers that keep a state instead of keys
 and values.
 
-Next: `tokenizer.py`.
+Next: `engine.py`.
 """
 
 import inspect
@@ -116,23 +116,26 @@ class LanguageModel:
         """
         device = _device(device)
         number_type = _dtype(dtype, device)
-        name, source = _source(model)
         if threads is not None:
             torch.set_num_threads(threads)
-        local = isinstance(source, Path)
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
+            name, source = _source(model)
+            local = isinstance(source, Path)
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
             network: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=number_type, local_files_only=local
             )
-        except Exception as error:  # As many kinds as there are ways for a folder to be wrong.
+            network.eval().to(device)
+        except ModelError:
+            raise
+        except Exception as error:  # As many kinds as ways to be wrong.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"cannot load model {model} ({reason}): give a folder as transformers saves it, "
-                "a .gguf file, or a hub id while online"
+                f"cannot load model {model} on {device} ({reason}): "
+                "give a folder as transformers saves it, a .gguf file, or a hub id while online"
             ) from error
-        return cls(network.eval().to(device), tokenizer, name=name, rows=rows, context=context)
+        return cls(network, tokenizer, name=name, rows=rows, context=context)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
         """Return the ids of a text to be continued, or of a chat up to where its reply begins.

@@ -1,7 +1,7 @@
 """Prompts: a chat or a text to token ids, and ids to text.
 
     [{"role": "user", "content": "Hi"}] -> chat template -> "<|im_start|>user\\nHi<|im_end|>\\n..."
-                                        -> tokenizer -> [1, 4093, 198, 25039, 2, 198, ...]
+                                        -> tokenizer -> [1, 4093, 198, 26843, 2, 198, ...]
 
 A model knows who speaks by special tokens, ids that no text has of its own. Here only the template
 writes them. Where a client's text spells one, `<|im_end|>` in a message or in a plain prompt, it is

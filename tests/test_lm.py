@@ -316,6 +316,18 @@ class TestLoading:
             lm.LanguageModel.load(str(tmp_path))
         assert "\n" not in str(info.value)
 
+    def test_a_gguf_file_that_is_none(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        path = tmp_path / "broken.gguf"
+        path.write_bytes(b"GGUF?")
+        with pytest.raises(lm.ModelError, match="cannot load model") as info:
+            lm.LanguageModel.load(str(path))
+        assert "\n" not in str(info.value)
+
+    def test_a_device_that_is_not_there(self, folder):
+        with pytest.raises(lm.ModelError, match=r"cannot load model .* on xla"):
+            lm.LanguageModel.load(str(folder), device="xla")
+
     def test_an_unknown_dtype(self, folder):
         with pytest.raises(lm.ModelError, match="no dtype int3"):
             lm.LanguageModel.load(str(folder), dtype="int3")
