@@ -83,11 +83,8 @@ class LanguageModel:
         self.dtype = str(network.dtype).removeprefix("torch.")
         self.eos_ids = _eos_ids(network, tokenizer)
         self.fixed = False
-        layers = config.num_hidden_layers
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # Keys and values, in every layer, for every key/value head.
-        self.bytes_per_token = 2 * layers * heads * size * network.dtype.itemsize
+        layers, heads, size = cache_shape(config)
+        self.bytes_per_token = cache_bytes_per_token(config, network.dtype.itemsize)
         # One column more than the context: what a row writes that only makes up the number.
         shape = (rows, heads, self.context + 1, size)
         self._cache = RowCache(layers, shape, network.dtype, self.device)
@@ -107,12 +104,14 @@ class LanguageModel:
         dtype: str = "auto",
         rows: int = 16,
         context: int | None = 2048,
+        kv_memory: int | None = None,
         threads: int | None = None,
     ) -> "LanguageModel":
         """Load a model: "default", a folder, a `.gguf` file or a hub id.
 
         `context` is a row's length in tokens, cut to what the model was made for; None asks for
-        all of that. `threads` defaults to torch's choice, one a core. Raises ModelError.
+        all of that. Rows that do not fit into `kv_memory` bytes are left out. `threads` defaults
+        to torch's choice, one a core. Raises ModelError.
         """
         device = _device(device)
         number_type = _dtype(dtype, device)
@@ -135,6 +134,14 @@ class LanguageModel:
                 f"cannot load model {model} on {device} ({reason}): "
                 "give a folder as transformers saves it, a .gguf file, or a hub id while online"
             ) from error
+        if kv_memory is not None:
+            row_bytes = _row_bytes(network, context)
+            rows = min(rows, kv_memory // row_bytes)
+            if rows == 0:
+                raise ModelError(
+                    f"one row takes {row_bytes:,} bytes of cache and {kv_memory:,} are allowed: "
+                    "allow more (--kv-memory) or take a shorter context (--context)"
+                )
         return cls(network, tokenizer, name=name, rows=rows, context=context)
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
@@ -392,6 +399,23 @@ def _dtype(dtype: str, device: str) -> torch.dtype:
         return torch.float16
     can = torch.cpu.get_capabilities()
     return torch.bfloat16 if can.get("avx512_bf16") or can.get("amx_bf16") else torch.float32
+
+
+def cache_shape(config: Any) -> tuple[int, int, int]:
+    """Return a model's layers, key/value heads and head size."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, heads, size
+
+
+def cache_bytes_per_token(config: Any, itemsize: int) -> int:
+    """Return what one token takes: a key and a value, in every layer, for every key/value head."""
+    return 2 * math.prod(cache_shape(config)) * itemsize
+
+
+def _row_bytes(network: Any, context: int | None) -> int:
+    config = network.config.get_text_config()
+    return _context(config, context) * cache_bytes_per_token(config, network.dtype.itemsize)
 
 
 def _context(config: Any, wanted: int | None) -> int:

@@ -251,6 +251,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--device", "auto", "cuda, mps or cpu"),
     ("--dtype", "auto", "float32, bfloat16 or float16"),
     ("--rows", 16, "replies that are generated at the same time"),
+    ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out (0: no bound)"),
     ("--context", 2048, "tokens of prompt and reply together"),
     ("--prefill-chunk", 128, "tokens of a prompt between two steps of the others"),
     ("--queue", 64, "requests that may wait; then 429"),
@@ -335,8 +336,14 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
     import lm  # torch and transformers take a second to import; the simulated model has no need
 
     model = lm.LanguageModel.load(
-        args.model, device=args.device, dtype=args.dtype, rows=args.rows, context=args.context
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        rows=args.rows,
+        context=args.context,
+        kv_memory=int(args.kv_memory * 2**20) or None,
     )
+    model.fixed = args.deterministic
     row_mib = model.context * model.bytes_per_token / 2**20
     print(
         f"{model.name}: {model.dtype} on {model.device}; {model.rows} rows of {model.context}"

@@ -280,6 +280,14 @@ class TestLoading:
         assert model.eos_ids == {0, 2, 7}  # The settings' list, and the tokenizer's own.
         assert model.bytes_per_token == 2 * 3 * 2 * 8 * 4
 
+    def test_a_budget_of_memory_leaves_rows_out(self, folder):
+        row = 100 * 2 * 3 * 2 * 8 * 4
+        for budget, rows in ((10 * row, 4), (3 * row + 1, 3), (row, 1)):
+            loaded = lm.LanguageModel.load(str(folder), context=100, rows=4, kv_memory=budget)
+            assert loaded.rows == rows
+        with pytest.raises(lm.ModelError, match=f"{row:,} bytes .* {row - 1:,} are allowed"):
+            lm.LanguageModel.load(str(folder), context=100, rows=4, kv_memory=row - 1)
+
     @pytest.mark.parametrize(("wanted", "length"), [(None, 256), (10**9, 256), (64, 64)])
     def test_context_is_cut_to_the_model_s(self, folder, wanted, length):
         assert lm.LanguageModel.load(str(folder), context=wanted, rows=1).context == length
