@@ -283,10 +283,15 @@ class TestLoading:
     def test_a_budget_of_memory_leaves_rows_out(self, folder):
         row = 100 * 2 * 3 * 2 * 8 * 4
         for budget, rows in ((10 * row, 4), (3 * row + 1, 3), (row, 1)):
-            loaded = lm.LanguageModel.load(str(folder), context=100, rows=4, kv_memory=budget)
+            loaded = self.budgeted(folder, budget)
             assert loaded.rows == rows
         with pytest.raises(lm.ModelError, match=f"{row:,} bytes .* {row - 1:,} are allowed"):
-            lm.LanguageModel.load(str(folder), context=100, rows=4, kv_memory=row - 1)
+            self.budgeted(folder, row - 1)
+
+    def budgeted(self, folder, budget):
+        return lm.LanguageModel.load(
+            str(folder), dtype="float32", context=100, rows=4, kv_memory=budget
+        )
 
     @pytest.mark.parametrize(("wanted", "length"), [(None, 256), (10**9, 256), (64, 64)])
     def test_context_is_cut_to_the_model_s(self, folder, wanted, length):
