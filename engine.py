@@ -286,7 +286,7 @@ class Engine:
                 self._waiting.remove(run)
         held = (run for run in self._rows if run is not None and run.generation.cancel_reason)
         for run in itertools.chain(cancelled, list(held)):
-            self._finish(run, "", "cancelled")
+            self._finish(run, self._rest(run), "cancelled")
 
     def _admit(self) -> None:
         while self._waiting and None in self._rows:
@@ -397,7 +397,16 @@ class Engine:
         for run in runs:
             run.generation.error = "the model failed on this request"
             self._cached[run.row] = []
-            self._finish(run, "", "error")
+            self._finish(run, self._rest(run), "error")
+
+    @staticmethod
+    def _rest(run: Run) -> str:
+        """What was held of a reply that ends here; a fault in that text shall end no other."""
+        try:
+            return run.flush()
+        except Exception:
+            log.exception("the rest of a reply was lost")
+            return ""
 
     def _end_all(self, finish_reason: str, error: str | None) -> None:
         with self._wake:

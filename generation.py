@@ -139,7 +139,7 @@ class Generation:
         self.timings = Timings()
         self.submitted = time.monotonic()
         self.duration: float | None = None  # seconds from `submitted` to the end
-        self.on_finish: Callable[[], None] | None = None  # called once, with the end
+        self.on_finish: Callable[[Generation], None] | None = None  # called once, at the end
         self._notify = notify  # wakes the engine when a flag above has changed
         self._pieces: deque[str] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -183,7 +183,7 @@ class Generation:
             self.finish_reason = finish_reason
             self.duration = time.monotonic() - self.submitted
             if self.on_finish is not None:
-                self.on_finish()
+                self.on_finish(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -199,6 +199,10 @@ class Generation:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._pieces.popleft()
+
+    async def aclose(self) -> None:
+        """Cancel what is still running: a reply is closed like any asynchronous generator."""
+        self.cancel("abandoned")
 
     def __enter__(self) -> Self:
         return self

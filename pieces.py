@@ -10,17 +10,29 @@ to stand in between, each a generator over pieces that a reader can follow alone
                 output token)
 
 Both keep the end law: what they hold is given out at the end, and an error passes through after
-what was safe to send.
+what was safe to send. Both are closed by `aclose`, and close what they read from: the generation
+then stops.
 
 Read next: `replay.py`.
 """
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from typing import Protocol
 
 from generation import GenerationError
+
+
+class Pieces(Protocol):
+    """What can stand between: a `Generation`, or one of the generators below."""
+
+    def __aiter__(self) -> AsyncIterator[str]: ...
+
+    def __anext__(self) -> Awaitable[str]: ...
+
+    def aclose(self) -> Awaitable[None]: ...  # noqa: D102
 
 
 class BannedPhrase(GenerationError):
@@ -37,50 +49,68 @@ class Banned:
 
     def __init__(self, phrases: Sequence[str]) -> None:
         self._phrases = tuple(phrase.casefold() for phrase in phrases if phrase.strip())
-        longest = max(map(len, self._phrases), default=1)
-        # Case folding makes text at most three times as long; what is kept is folded already.
-        self._keep = longest - 1
+        self._keep = max(map(len, self._phrases), default=1) - 1
 
     def __bool__(self) -> bool:
         return bool(self._phrases)
 
     @classmethod
     def read(cls, path: str) -> "Banned":
-        """Read a file with a phrase a line; blank lines do not count. Raises OSError."""
-        with open(path, encoding="utf-8") as file:
+        """Read a file with a phrase a line, blank lines apart. Raises OSError, UnicodeError."""
+        with open(path, encoding="utf-8-sig") as file:  # an editor's mark is part of no phrase
             return cls([line.strip() for line in file])
 
     def tail(self, text: str) -> str:
         """As much of the end of a folded text as a phrase could still begin in."""
-        return text[len(text) - self._keep :] if self._keep and len(text) > self._keep else text
+        return text[-self._keep :] if self._keep else ""
 
-    def within(self, text: str) -> bool:
-        """Whether a phrase is complete in a folded text."""
-        return any(phrase in text for phrase in self._phrases)
+    def find(self, text: str) -> int | None:
+        """Where the first phrase that is complete in a folded text begins; None without one."""
+        starts = [start for phrase in self._phrases if (start := text.find(phrase)) >= 0]
+        return min(starts, default=None)
 
 
-async def held_back(pieces: AsyncIterator[str], tokens: int, banned: Banned) -> AsyncIterator[str]:
+async def held_back(pieces: Pieces, tokens: int, banned: Banned) -> AsyncGenerator[str, None]:
     """Yield each piece once `tokens` more have come, unless a banned phrase completes first.
 
-    Raises `BannedPhrase`; nothing that was held then is sent.
+    Then what was held of the phrase, and all behind it, is never sent: `BannedPhrase` is raised,
+    and the generation stops.
     """
     held: deque[str] = deque()
     recent = ""  # folded text, long enough for any phrase that completes in the next piece
-    async for piece in pieces:
-        held.append(piece)
-        recent += piece.casefold()
-        if banned.within(recent):
-            raise BannedPhrase
-        recent = banned.tail(recent)
-        if len(held) > tokens:
-            yield held.popleft()
-    for piece in held:
+    failure: GenerationError | None = None
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                held.append(piece)
+                recent += piece.casefold()
+                start = banned.find(recent)
+                if start is not None:
+                    held = deque([_without_end("".join(held), len(recent) - start)])
+                    raise BannedPhrase
+                recent = banned.tail(recent)
+                if len(held) > tokens:
+                    yield held.popleft()
+    except GenerationError as error:
+        failure = error
+    for piece in filter(None, held):
         yield piece
+    if failure is not None:
+        raise failure
+
+
+def _without_end(text: str, folded: int) -> str:
+    """Cut so many folded characters off the end of a text; a character may fold to three."""
+    end = len(text)
+    while end and folded > 0:
+        end -= 1
+        folded -= len(text[end].casefold())
+    return text[:end]
 
 
 async def grouped(
-    pieces: AsyncIterator[str], tokens: int | None, window_ms: float | None
-) -> AsyncIterator[str]:
+    pieces: Pieces, tokens: int | None, window_ms: float | None
+) -> AsyncGenerator[str, None]:
     """Join pieces: `tokens` of them, or those of `window_ms` from a group's first piece."""
     loop = asyncio.get_running_loop()
     held: list[str] = []
@@ -96,18 +126,18 @@ async def grouped(
                 held.append(arrived.result())
                 if window_ms is not None and deadline is None:
                     deadline = loop.time() + window_ms / 1000
-            if coming is not None or (tokens is not None and len(held) >= tokens):
+            late = deadline is not None and loop.time() >= deadline
+            if held and (late or len(held) == tokens):
                 yield "".join(held)
                 held, deadline = [], None
-    except StopAsyncIteration:
+    except (StopAsyncIteration, GenerationError) as end:
         if held:
             yield "".join(held)
-    except GenerationError:
-        if held:
-            yield "".join(held)
-        raise
+        if isinstance(end, GenerationError):
+            raise
     finally:
         if coming is not None:
             coming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                await coming
+            # However it ends, it is nobody's any more.
+            await asyncio.gather(coming, return_exceptions=True)
+        await pieces.aclose()
