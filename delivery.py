@@ -11,7 +11,8 @@ can be known to be wrong is raised before the head is written, as a real 4xx; af
 told in-band, in safe words, and never looks like an end.
 
 A stream that was asked for with `resume` belongs to no connection: it fills a `Replay`, which this
-connection follows like any later one.
+connection follows like any later one. Each generator here closes the one that it reads from, so
+that leaving at any place reaches the generation at once.
 
 Read next: `server.py`, where the routes are.
 """
@@ -20,7 +21,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from generation import (
     SamplingParams,
 )
 from metrics import Metrics
-from pieces import Banned, BannedPhrase, grouped, held_back
+from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
 from replay import Replay, ReplayStore, Tell, parse_event_id
 from session import Session
 from simulated import FAULTS, Cut, SimulatedEngine, faulty
@@ -88,7 +89,8 @@ class Policy:
 
     `slow_client`: what to do while more than the transport's high-water mark waits for a client:
     "buffer" lets it grow to the connection's bound, "pause" takes the row out of the batch until
-    the client has caught up, "drop" ends the stream.
+    the client has caught up, "drop" ends the stream. None of it is for resumable replies: those
+    wait in the `Replay`, whoever follows.
     """
 
     slow_client: str = "buffer"
@@ -105,6 +107,7 @@ class Entry:
     route: str
     generation: Generation
     client_left: bool = False
+    told: int = 0  # events so far: pieces, and the end
 
     def as_dict(self) -> dict[str, Any]:
         """The line as JSON tells it; `finish_reason` is null while the reply runs."""
@@ -127,6 +130,7 @@ class Delivery:
         self.policy = policy
         self.entries: deque[Entry] = deque(maxlen=LOG_ENTRIES)
         self.replays = ReplayStore(policy.keep_s)
+        self._running: dict[str, Entry] = {}  # the log may have forgotten them
         self.stopping = False
         self._access = access
         self._metrics = metrics
@@ -146,8 +150,6 @@ class Delivery:
 
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
-        if self.stopping:
-            raise EngineDown("the server is shutting down")
         loop = asyncio.get_running_loop()
         try:
             # A long prompt takes long to tokenize: not on the event loop, where everyone waits.
@@ -155,14 +157,22 @@ class Delivery:
         except ValueError as error:
             field = "prompt" if isinstance(ask.prompt, str) else "messages"
             raise BadRequest(str(error), field) from error
+        if self.stopping:
+            raise EngineDown("the server is shutting down")
+        if ask.resume:
+            self.replays.make_room()
         if isinstance(self.engine, SimulatedEngine):
             generation = self.engine.submit(ids, ask.params, ask.faults)
         else:
             generation = self.engine.submit(ids, ask.params)
-        generation.on_finish = functools.partial(self._metrics.finished, generation)
-        entry = Entry(route, generation)
+        generation.on_finish = self._finished
+        entry = self._running[generation.id] = Entry(route, generation)
         self.entries.append(entry)
         return entry
+
+    def _finished(self, generation: Generation) -> None:
+        self._running.pop(generation.id, None)
+        self._metrics.finished(generation)
 
     def _watch(self, exchange: Exchange, entry: Entry) -> None:
         """Cancel when nobody reads any more."""
@@ -175,8 +185,8 @@ class Delivery:
 
     # From a generation to what is told of it.
 
-    def _pieces(self, generation: Generation, ask: Ask) -> AsyncIterator[str]:
-        pieces: AsyncIterator[str] = generation
+    def _pieces(self, generation: Generation, ask: Ask) -> Pieces:
+        pieces: Pieces = generation
         if ask.hold_back or self.policy.banned:
             pieces = held_back(pieces, ask.hold_back, self.policy.banned)
         if ask.flush_ms is not None or ask.flush_tokens is not None:
@@ -184,31 +194,36 @@ class Delivery:
         return pieces
 
     async def _told(
-        self, generation: Generation, ask: Ask, events: dialects.Events
-    ) -> AsyncIterator[Tell]:
+        self, entry: Entry, ask: Ask, events: dialects.Events
+    ) -> AsyncGenerator[Tell, None]:
         """What to write for each piece, then for the one end."""
+        generation = entry.generation
+        end = functools.partial(events.end, generation)
         try:
-            async for piece in self._pieces(generation, ask):
-                yield functools.partial(events.piece, piece), False
+            async with aclosing(self._pieces(generation, ask)) as pieces:
+                async for piece in pieces:
+                    entry.told += 1
+                    yield functools.partial(events.piece, piece), False
         except GenerationError as error:
-            yield functools.partial(events.error, str(error), error.type), True
-        else:
-            if generation.cancel_reason == "shutdown":
-                words = "the server is shutting down", "unavailable"
-                yield functools.partial(events.error, *words), True
-            else:
-                yield functools.partial(events.end, generation), True
+            end = functools.partial(events.error, str(error), error.type)
+        if _was_shut_down(generation):
+            end = functools.partial(events.error, "the server is shutting down", "unavailable")
+        entry.told += 1
+        yield end, True
 
     async def _write(
         self,
         exchange: Exchange,
         framed: AsyncGenerator[bytes, None],
-        generation: Generation,
-        ask: Ask,
+        generation: Generation | None,
+        faults: Mapping[str, int] | None,
     ) -> bool:
-        """Write what is told, each thing at once; False when a fault asked for a cut."""
-        if ask.faults:
-            framed = faulty(framed, ask.faults, exchange.write)
+        """Write what is told, each thing at once; False when a fault asked for a cut.
+
+        `generation` is what a slow client slows down; None where what is told is kept anyway.
+        """
+        if faults:
+            framed = faulty(framed, faults, exchange.write)
         try:
             async with aclosing(framed):
                 async for data in framed:
@@ -220,9 +235,11 @@ class Delivery:
             return False
         return True
 
-    async def _wait_for_client(self, exchange: Exchange, generation: Generation) -> None:
+    async def _wait_for_client(self, exchange: Exchange, generation: Generation | None) -> None:
         """The client is behind by more than the high-water mark: the policy is a choice."""
-        if self.policy.slow_client == "drop":
+        if generation is None:
+            await exchange.drained()
+        elif self.policy.slow_client == "drop":
             exchange.lost("too slow: it fell behind")
         elif self.policy.slow_client == "pause":
             generation.pause(True)
@@ -237,19 +254,22 @@ class Delivery:
         for name in ("garbage_after", "split_at"):
             if ask.faults and name in ask.faults:
                 raise BadRequest(f"{name} is for streams", name)
+        if ask.resume:
+            raise BadRequest("resume is for /stream", "resume")
         entry = await self._begin(exchange.request.path, ask)
         with entry.generation as generation:
             self._watch(exchange, entry)
             try:
-                text = "".join([piece async for piece in self._pieces(generation, ask)])
+                async with aclosing(self._pieces(generation, ask)) as pieces:
+                    text = "".join([piece async for piece in pieces])
             except GenerationError as error:
                 status = 422 if isinstance(error, BannedPhrase) else 500
                 raise Refusal(status, str(error), error.type) from error
-        if generation.cancel_reason == "shutdown":
+        if _was_shut_down(generation):
             raise Refusal(503, "the server is shutting down", "unavailable")
         fields = [*self._access.fields(exchange.request), ("Reply-Id", generation.id)]
         body = to_json(dialects.reply_json(generation, text)).encode()
-        if ask.faults and ask.faults.get("truncate_after", 10**9) < generation.completion_tokens:
+        if ask.faults and ask.faults.get("truncate_after", 10**9) <= generation.completion_tokens:
             exchange.cut_short(200, body, JSON, fields)
         else:
             exchange.respond(200, body, JSON, fields)
@@ -259,8 +279,8 @@ class Delivery:
     async def stream(self, exchange: Exchange) -> None:
         """Server-sent events, a piece an event."""
         last_event_id = exchange.request.fields.get("last-event-id")
-        if exchange.request.method == "GET" and last_event_id:
-            # An EventSource that reconnects repeats its URL; it must not start a second reply.
+        if last_event_id:
+            # A client that reconnects repeats its request; it must not start a second reply.
             await self._resume(exchange, *parse_event_id(last_event_id))
             return
         ask = await self._ask(exchange)
@@ -268,14 +288,14 @@ class Delivery:
         events = dialects.events(ask)
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
-            self.replays.add(replay, self._told(entry.generation, ask, events))
-            await self._follow(exchange, replay, 0, entry, ask)
+            self.replays.add(replay, self._told(entry, ask, events))
+            await self._follow(exchange, replay, 0, entry, ask.faults)
             return
         with entry.generation as generation:
             self._start(exchange, generation)
             self._watch(exchange, entry)
-            framed = self._framed(exchange, generation, self._told(generation, ask, events))
-            if await self._write(exchange, framed, generation, ask):
+            framed = self._framed(exchange, entry, self._told(entry, ask, events))
+            if await self._write(exchange, framed, generation, ask.faults):
                 exchange.finish()
 
     def _start(self, exchange: Exchange, generation: Generation) -> None:
@@ -285,7 +305,7 @@ class Delivery:
         exchange.start(200, [*fields, ("Reply-Id", generation.id)], heartbeat)
 
     async def _framed(
-        self, exchange: Exchange, generation: Generation, told: AsyncIterator[Tell]
+        self, exchange: Exchange, entry: Entry, told: AsyncGenerator[Tell, None]
     ) -> AsyncGenerator[bytes, None]:
         """Events as they go on the wire.
 
@@ -293,10 +313,10 @@ class Delivery:
         apart from one that begins (see `_resume`).
         """
         numbered = exchange.request.method == "GET"
-        count = 0
-        async for tell, is_end in told:
-            count += 1
-            yield exchange.frame(tell(f"{generation.id}:{count}" if numbered and is_end else None))
+        async with aclosing(told):
+            async for tell, is_end in told:
+                id = f"{entry.generation.id}:{entry.told}" if numbered and is_end else None
+                yield exchange.frame(tell(id))
 
     async def resume(self, exchange: Exchange) -> None:
         """`GET /stream/ID`: what follows `Last-Event-ID`, or all of it."""
@@ -313,7 +333,7 @@ class Delivery:
         entry = self.find(id)
         replay = self.replays.get(id)
         if replay is None:
-            if entry is not None and entry.generation.finish_reason is not None and after:
+            if entry is not None and entry.generation.finish_reason and after == entry.told:
                 exchange.respond_empty(204, self._access.fields(exchange.request))
                 return
             raise Refusal(404, "this reply is unknown, or no longer kept", "not_found")
@@ -326,7 +346,12 @@ class Delivery:
         await self._follow(exchange, replay, after, entry or Entry("/stream", replay.generation))
 
     async def _follow(
-        self, exchange: Exchange, replay: Replay, after: int, entry: Entry, ask: Ask | None = None
+        self,
+        exchange: Exchange,
+        replay: Replay,
+        after: int,
+        entry: Entry,
+        faults: Mapping[str, int] | None = None,
     ) -> None:
         """Write a resumable reply's events from number `after` on."""
 
@@ -342,13 +367,13 @@ class Delivery:
                 async for event in events:
                     yield exchange.frame(event)
 
-        ask = ask or Ask("", SamplingParams())
-        if await self._write(exchange, framed(), replay.generation, ask):
+        if await self._write(exchange, framed(), None, faults):
             exchange.finish()
 
     def find(self, id: str) -> Entry | None:
-        """The entry of a reply's id, if it is in the log."""
-        return next((entry for entry in self.entries if entry.generation.id == id), None)
+        """The entry of a reply's id, if it is running or in the log."""
+        logged = (entry for entry in self.entries if entry.generation.id == id)
+        return self._running.get(id) or next(logged, None)
 
     async def cancel(self, exchange: Exchange) -> None:
         """`POST /cancel/ID`: stop a reply from another connection."""
@@ -390,14 +415,15 @@ class Delivery:
         """Send pieces and listen at the same time, until the reply or the client ends."""
 
         async def framed() -> AsyncGenerator[bytes, None]:
-            async for tell, _ in self._told(generation, ask, dialects.Frames()):
-                yield session.frame(tell(None))
+            async with aclosing(self._told(entry, ask, dialects.Frames())) as told:
+                async for tell, _ in told:
+                    yield session.frame(tell(None))
 
         with entry.generation as generation:
             self._watch(exchange, entry)
             listening = asyncio.create_task(self._listen(session, entry))
             try:
-                whole = await self._write(exchange, framed(), generation, ask)
+                whole = await self._write(exchange, framed(), generation, ask.faults)
             finally:
                 listening.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -418,6 +444,10 @@ class Delivery:
             with contextlib.suppress(BadRequest):
                 if _message_body(message).get("stop") is True:
                     entry.generation.cancel("the client said stop")
+
+
+def _was_shut_down(generation: Generation) -> bool:
+    return generation.finish_reason == "cancelled" and generation.cancel_reason == "shutdown"
 
 
 def _message_body(message: str | bytes) -> Mapping[str, Any]:

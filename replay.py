@@ -5,7 +5,11 @@
 
 A resumable reply is not tied to the connection that asked for it. When nobody follows it any
 more, it has a grace time in which somebody may come back; then it is cancelled. After its end the
-events are kept for `keep_s`, so that a client that lost the last ones can still fetch them.
+events are kept for `keep_s`, so that a client that lost the last ones can still fetch them. A slow
+follower holds up nobody: what it has not taken yet waits here, where it is kept anyway.
+
+Memory is bounded by the number of replies: a finished one makes room for a new one, and when all
+of them are running there is no room.
 
 An `EventSource` does all of this by itself: it remembers the last id, reconnects, and sends it.
 
@@ -15,16 +19,19 @@ Read next: `connection.py`.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
-from generation import BadRequest, Generation
+from generation import BadRequest, Generation, QueueFull
 
 # What to write for an event, once its id is known; and whether it is the last.
 Tell = tuple[Callable[[str | None], Any], bool]
 
 # The id of a reply and the number of an event in it. Matched in full, ASCII digits only.
 EVENT_ID = re.compile(r"(reply-[0-9a-f]{1,32}):([0-9]{1,9})", re.ASCII)
+# Events replayed in one go, before others on the event loop have their turn.
+TURN = 100
 
 
 def parse_event_id(text: str) -> tuple[str, int]:
@@ -42,18 +49,22 @@ class Replay:
         self.generation = generation
         self.events: list[bytes] = []
         self.complete = False
+        self.whole = False  # its end was told, which is not so when a fault of ours ended it
         self._grace_s = grace_s
         self._followers = 0
         self._more = asyncio.Event()
         self._abandonment: asyncio.TimerHandle | None = None
 
-    async def fill(self, told: AsyncIterator[Tell]) -> None:
+    async def fill(self, told: AsyncGenerator[Tell, None]) -> None:
         """Take in the reply's events as they are made; each is told its id."""
+        self._wait_for_followers()
         try:
             with self.generation:
-                async for tell, _ in told:
-                    self.events.append(tell(f"{self.generation.id}:{len(self.events) + 1}"))
-                    self.wake()
+                async with aclosing(told):
+                    async for tell, is_end in told:
+                        self.events.append(tell(f"{self.generation.id}:{len(self.events) + 1}"))
+                        self.whole = is_end
+                        self.wake()
         finally:
             self.complete = True
             self.wake()
@@ -67,7 +78,8 @@ class Replay:
     async def follow(self, after: int, wanted: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield the events that come after number `after`: first those kept, then live ones.
 
-        Ends with the reply, or when it is woken and not `wanted` any more.
+        Ends with the reply, or when it is woken and not `wanted` any more. RuntimeError when the
+        reply broke off without an end, which must not look like one.
         """
         self._followers += 1
         self._forget_abandonment()
@@ -76,14 +88,22 @@ class Replay:
                 while after < len(self.events):
                     after += 1
                     yield self.events[after - 1]
+                    if after % TURN == 0:
+                        await asyncio.sleep(0)
                 if self.complete:
-                    return
+                    if self.whole:
+                        return
+                    raise RuntimeError(f"{self.generation.id} broke off without an end")
                 await self._more.wait()
         finally:
             self._followers -= 1
-            if not self._followers and not self.complete:
-                loop = asyncio.get_running_loop()
-                self._abandonment = loop.call_later(self._grace_s, self._abandon)
+            self._wait_for_followers()
+
+    def _wait_for_followers(self) -> None:
+        """With none, give the reply up after the grace time, unless one comes."""
+        if not self._followers and not self.complete:
+            loop = asyncio.get_running_loop()
+            self._abandonment = loop.call_later(self._grace_s, self._abandon)
 
     def _abandon(self) -> None:
         self.generation.cancel("nobody came back for it")
@@ -110,10 +130,16 @@ class ReplayStore:
         """The reply of this id, unless it is unknown or expired."""
         return self._replays.get(id)
 
-    def add(self, replay: Replay, told: AsyncIterator[Tell]) -> None:
-        """Begin to fill a reply, independently of any connection."""
+    def make_room(self) -> None:
+        """Drop the oldest finished reply if there is no room for one more; `QueueFull` without."""
         if len(self._replays) >= self._most:
-            self._drop_oldest_complete()
+            oldest = next((id for id, replay in self._replays.items() if replay.complete), None)
+            if oldest is None:
+                raise QueueFull(f"{self._most} resumable replies are running already")
+            del self._replays[oldest]
+
+    def add(self, replay: Replay, told: AsyncGenerator[Tell, None]) -> None:
+        """Begin to fill a reply, independently of any connection; see `make_room`."""
         id = replay.generation.id
         self._replays[id] = replay
         task = asyncio.create_task(replay.fill(told), name=f"fill {id}")
@@ -126,8 +152,3 @@ class ReplayStore:
             task.result()  # an error here is a bug: let the loop report it
         loop = asyncio.get_running_loop()
         loop.call_later(self._keep_s, self._replays.pop, id, None)
-
-    def _drop_oldest_complete(self) -> None:
-        oldest = next((id for id, replay in self._replays.items() if replay.complete), None)
-        if oldest is not None:
-            del self._replays[oldest]
