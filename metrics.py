@@ -126,5 +126,5 @@ class Metrics:
         ]
         for name, (text, value) in gauges.items():
             lines += _heading(name, text, "gauge")
-            lines.append(f"{name} {value:g}")
+            lines.append(f"{name} {value}")
         return "\n".join([*lines, ""])

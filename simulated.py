@@ -21,7 +21,9 @@ Not here: rows, batches, sampling. Read next: `dialects.py`.
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from engine import Prompt, token_ids
@@ -169,7 +171,7 @@ class Schedule:
         word = self._draw.choice(WORDS)
         piece = f" {word}" if generation.completion_tokens else word.capitalize()
         generation.completion_tokens += 1
-        since_submit = self._loop.time() - generation.submitted
+        since_submit = time.monotonic() - generation.submitted
         generation.timings.last_token = since_submit
         if generation.timings.first_token is None:
             generation.timings.first_token = since_submit
@@ -200,23 +202,25 @@ class Cut(Exception):
 
 
 async def faulty(
-    told: AsyncIterator[bytes], faults: Mapping[str, int], garbage: Callable[[bytes], None]
+    told: AsyncGenerator[bytes, None], faults: Mapping[str, int], garbage: Callable[[bytes], None]
 ) -> AsyncGenerator[bytes, None]:
     """Pass on what would be written, until a fault is due; each item is an event or message.
 
     Raises `Cut` after `truncate_after` items. `garbage` writes bytes without any framing.
     """
     number = 0
-    async for data in told:
-        if number == faults.get("truncate_after"):
-            raise Cut
-        if number == faults.get("garbage_after"):
-            garbage(GARBAGE)
-        number += 1
-        size = faults.get("split_at") or len(data)
-        for start in range(0, len(data), size):
-            yield data[start : start + size]
-            await asyncio.sleep(SPLIT_S)
+    async with aclosing(told):
+        async for data in told:
+            if number == faults.get("truncate_after"):
+                raise Cut
+            if number == faults.get("garbage_after"):
+                garbage(GARBAGE)
+            number += 1
+            size = faults.get("split_at") or max(1, len(data))
+            for start in range(0, len(data), size):
+                if start:
+                    await asyncio.sleep(SPLIT_S)
+                yield data[start : start + size]
 
 
 def _content(message: dict[str, Any]) -> str:
