@@ -107,7 +107,8 @@ def parse_native(body: Mapping[str, Any], fault_names: tuple[str, ...] = ()) -> 
     for name in body:
         if name not in _NATIVE and name not in fault_names:
             raise BadRequest(f"unknown field {name[:100]!r}", name[:100])
-    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    body = {name: value for name, value in body.items() if value is not None}  # null: absent
+    given = {name: body[name] for name in _SAMPLING if name in body}
     if "stop" in given:
         given["stop"] = _stops(given["stop"])
     return Ask(
@@ -156,14 +157,14 @@ def _messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _choice(body: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
-    value = choices[0] if body.get(name) is None else body[name]
+    value = body.get(name, choices[0])
     if value not in choices:
         raise BadRequest(f"{name} must be one of {', '.join(choices)}", name)
     return str(value)
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = False if body.get(name) is None else body[name]
+    value = body.get(name, False)
     if not isinstance(value, bool):
         raise BadRequest(f"{name} must be true or false", name)
     return value
