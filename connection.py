@@ -33,6 +33,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import socket
 import struct
 import time
@@ -69,7 +70,7 @@ class Settings:
     content_s: float = 30  # from the head to the end of the content
     idle_s: float = 75  # between two requests of a connection
     stall_s: float = 30  # without the client taking one byte of what waits for it
-    heartbeat_s: float = 15  # of silence before a heartbeat; proxies cut at 60 and less
+    heartbeat_s: float = 15  # of silence before a heartbeat (0: none); proxies cut at 60 and less
     linger_s: float = 2  # for the client to read a last answer (RFC 9112 section 9.6)
     queued_bytes: int = 1024 * 1024  # written for a client and not yet taken by it
     naive: bool = False  # do not watch the client at all: what that costs is an experiment
@@ -329,10 +330,11 @@ class Exchange:
         if self._pinged is not None and now - self._pinged >= self._settings.stall_s:
             self.lost("no answer to a ping")
             return
-        if self.heartbeat and now - self._last_write >= self._settings.heartbeat_s:
+        silence_s = (self.heartbeat and self._settings.heartbeat_s) or math.inf
+        if now - self._last_write >= silence_s:
             with contextlib.suppress(ClientGone):
                 self._beat(now)
-        silence_left = self._settings.heartbeat_s - (now - self._last_write)
+        silence_left = silence_s - (now - self._last_write)
         wait = max(0.001, min(silence_left, self._settings.stall_s / 4))
         self._timer = self._loop.call_later(wait, self._tick)
 

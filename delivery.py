@@ -83,6 +83,9 @@ class AnyEngine(Protocol):
     def close(self, timeout: float) -> None: ...  # noqa: D102
 
 
+SLOW_CLIENT = ("buffer", "pause", "drop")
+
+
 @dataclass(frozen=True)
 class Policy:
     """What the flags say about delivery.

@@ -17,6 +17,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -31,7 +32,16 @@ import metrics
 import websocket
 from access import GENERATING, Access, Refusal, allow
 from connection import Connection, Exchange, Settings, WatchedReader, error_body
-from delivery import JSON, STREAM_FIELDS, AnyEngine, Delivery, Entry, Policy, refusal_words
+from delivery import (
+    JSON,
+    SLOW_CLIENT,
+    STREAM_FIELDS,
+    AnyEngine,
+    Delivery,
+    Entry,
+    Policy,
+    refusal_words,
+)
 from dialects import to_json
 from engine import Engine
 from generation import BadRequest, EngineDown, QueueFull
@@ -255,7 +265,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--context", 2048, "tokens of prompt and reply together"),
     ("--prefill-chunk", 128, "tokens of a prompt between two steps of the others"),
     ("--queue", 64, "requests that may wait; then 429"),
-    ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one"),
+    ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one; 0 for none"),
     ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
     ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
     ("--head-time", _SETTINGS.head_s, "seconds for a request's head to arrive"),
@@ -278,6 +288,23 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+def count(text: str) -> int:
+    """A flag's whole number."""
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    """A flag's number of seconds or milliseconds."""
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return float(text)
+
+
+_KINDS: dict[type, Callable[[str], Any]] = {int: count, float: amount, str: str}
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -285,7 +312,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for name, default, text in FLAGS:
-        parser.add_argument(name, type=type(default), default=default, help=text)
+        parser.add_argument(name, type=_KINDS[type(default)], default=default, help=text)
     parser.add_argument(
         "--deterministic", action="store_true", help="the same text whatever else is running"
     )
@@ -293,7 +320,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY")):
         text = "may be repeated" + ("; * for any" if name == "--cors" else "")
         parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.slow_client not in SLOW_CLIENT:
+        parser.error(f"argument --slow-client: one of {', '.join(SLOW_CLIENT)}")
+    if args.rows == 0:
+        parser.error("argument --rows: at least 1")
+    return args
 
 
 def make_options(args: argparse.Namespace) -> Options:
@@ -353,8 +385,22 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
     return Engine(model, prefill_chunk=args.prefill_chunk, max_waiting=args.queue)
 
 
+def make_tls(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """Read the certificate, if one is given. Raises OSError that names it."""
+    if not args.cert:
+        return None
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        tls.load_cert_chain(args.cert, args.key or None)
+    except OSError as error:
+        raise OSError(f"{args.cert}: {error}") from error
+    return tls
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet. Raises OSError."""
+    if port > 65535:  # getaddrinfo would take it modulo 65536
+        raise OSError(f"there is no port {port}")
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -397,12 +443,9 @@ def main() -> int:
     args = parse_arguments()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:
-        tls = None
-        if args.cert:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(args.cert, args.key or None)
+        options, tls = make_options(args), make_tls(args)
         listener = bind(args.host, args.port)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
         return 1
     try:
@@ -416,7 +459,7 @@ def main() -> int:
     # wait 5 ms, Python's default, to be let in between.
     sys.setswitchinterval(0.0005)
     try:
-        asyncio.run(run(Server(engine, make_options(args)), listener, tls))
+        asyncio.run(run(Server(engine, options), listener, tls))
     except OSError as error:  # another server listens: it bound the same port while we loaded
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -52,26 +52,35 @@ class Running:
         self.listener = listener
         self.port: int = listener.getsockname()[1]
 
-    @asynccontextmanager
-    async def connect(
+    def connect(
         self, receive_buffer: int | None = None, port: int | None = None
-    ) -> AsyncIterator["Peer"]:
-        peer = socket.socket()
-        if receive_buffer is not None:
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        peer.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port or self.port))
-        # A small limit: a test that does not read shall not read ahead either.
-        reader, writer = await asyncio.open_connection(sock=peer, limit=4096)
-        try:
-            yield Peer(reader, writer)
-        finally:
-            writer.transport.abort()
+    ) -> AbstractAsyncContextManager["Peer"]:
+        return connected(port or self.port, receive_buffer)
 
     async def ask(self, method: str, target: str, body: Any = None, **fields: str) -> "Answer":
         """One request on a connection of its own."""
         async with self.connect() as peer:
             return await peer.ask(method, target, body, **fields)
+
+
+@asynccontextmanager
+async def connected(port: int, receive_buffer: int | None = None) -> AsyncIterator["Peer"]:
+    """A client's connection to a port of this machine."""
+    peer = socket.socket()
+    if receive_buffer is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    peer.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port))
+    except OSError:
+        peer.close()
+        raise
+    # A small limit: a test that does not read shall not read ahead either.
+    reader, writer = await asyncio.open_connection(sock=peer, limit=4096)
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.transport.abort()
 
 
 class Answer:
