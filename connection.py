@@ -155,8 +155,10 @@ class Exchange:
         self.finished = True
 
     def respond_empty(self, status: int, fields: Fields = ()) -> None:
-        """Write an answer that has no content by its status (204) or by `Content-Length: 0`."""
-        length = () if status == 204 else (("Content-Length", "0"),)
+        """Write an answer that has no content: by `Content-Length: 0`, by its status or to HEAD."""
+        # RFC 9110 section 8.6: to HEAD only the length that the answer to GET would have.
+        needless = status == 204 or self.request.method == "HEAD"
+        length = () if needless else (("Content-Length", "0"),)
         self.write(self._head(status, [*fields, *length]))
         self.finished = True
 

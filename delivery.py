@@ -346,6 +346,9 @@ class Delivery:
             # WHATWG HTML section 9.2.3: 204 stops an EventSource from reconnecting.
             exchange.respond_empty(204, self._access.fields(exchange.request))
             return
+        if exchange.request.method == "HEAD":
+            exchange.respond_empty(200, [*STREAM_FIELDS, *self._access.fields(exchange.request)])
+            return
         await self._follow(exchange, replay, after, entry or Entry("/stream", replay.generation))
 
     async def _follow(
