@@ -11,6 +11,7 @@ with room to queue their echoes.
 import argparse
 import asyncio
 import base64
+import contextlib
 import functools
 import json
 import sys
@@ -114,7 +115,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
-    except KeyboardInterrupt:
-        pass
