@@ -487,7 +487,7 @@ class TestContent:
                 return super().encode(prompt)
 
         async with serving(Engine(SlowTokenizer(context=4096))) as running:
-            slow = asyncio.create_task(running.ask("POST", "/complete", {"prompt": "a" * 2000}))
+            slow = asyncio.create_task(running.ask("POST", "/complete", {"prompt": "a" * 3000}))
             await eventually(entered.is_set)
             assert (await running.ask("POST", "/complete", {"prompt": "a"})).status == 200
             release.set()
