@@ -66,12 +66,12 @@ class ClientGone(Exception):
 class Settings:
     """Deadlines in seconds and bounds in bytes, each with the reason it exists."""
 
-    head_s: float = 10  # from a request's first byte to the end of its head
-    content_s: float = 30  # from the head to the end of the content
-    idle_s: float = 75  # between two requests of a connection
-    stall_s: float = 30  # without the client taking one byte of what waits for it
-    heartbeat_s: float = 15  # of silence before a heartbeat (0: none); proxies cut at 60 and less
-    linger_s: float = 2  # for the client to read a last answer (RFC 9112 section 9.6)
+    head_s: float = 10.0  # from a request's first byte to the end of its head
+    content_s: float = 30.0  # from the head to the end of the content
+    idle_s: float = 75.0  # between two requests of a connection
+    stall_s: float = 30.0  # without the client taking one byte of what waits for it
+    heartbeat_s: float = 15.0  # of silence before a heartbeat (0: none); proxies cut at 60 and less
+    linger_s: float = 2.0  # for the client to read a last answer (RFC 9112 section 9.6)
     queued_bytes: int = 1024 * 1024  # written for a client and not yet taken by it
     naive: bool = False  # do not watch the client at all: what that costs is an experiment
     limits: http1.Limits = field(default_factory=http1.Limits)
@@ -226,6 +226,8 @@ class Exchange:
             if not self._transport.is_closing():
                 self.writer.write(data)
             return
+        if self._transport.is_closing():
+            self.lost("the client's connection broke")
         if self.gone is not None:
             raise ClientGone(self.gone)
         self.writer.write(data)
