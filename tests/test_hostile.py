@@ -23,7 +23,8 @@ ROUNDS = 160  # of each worker
 BATCH = 4  # after so many rounds of warming up, memory is weighed
 # The log of the last replies, those that can be resumed, and what the allocator keeps.
 GROWTH_BYTES = 8 * 1024 * 1024
-FLAGS = "--head-time 0.3 --content-time 0.3 --idle-time 0.3 --delay-ms 1 --jitter-ms 0".split()
+SHORT = ("--head-time", "0.3", "--content-time", "0.3", "--idle-time", "0.3")
+FLAGS = (*SHORT, "--delay-ms", "1", "--jitter-ms", "0")
 
 BODY = b'{"prompt": "a b c", "max_tokens": 5, "seed": 1}'
 
