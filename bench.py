@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
@@ -52,6 +53,8 @@ REPORT = HERE / "results" / "report.md"
 START_S = 900.0
 # A server lets streams say goodbye for five seconds.
 STOP_S = 10.0
+# Replies take seconds, also on a slow machine: what takes longer will not come.
+REPLY_S = 120.0
 # How long a server may take to notice, or to come as far as an experiment waits for.
 NOTICE_S = 120.0
 POLL_S = 0.01
@@ -165,7 +168,7 @@ class Bench:
         options: client.Options = DEFAULT_OPTIONS,
     ) -> Reply:
         """Ask over a connection of its own; ExperimentError unless complete or left by us."""
-        reply = await client.ask(url, body, options)
+        reply = await client.ask(url, body, replace(options, timeout=REPLY_S))
         if reply.failure not in (None, Failure.CANCELLED):
             raise ExperimentError(f"{url}: {reply.failure}: {reply.error}")
         self._step()
