@@ -183,7 +183,8 @@ class Generation:
             self.finish_reason = finish_reason
             self.duration = time.monotonic() - self.submitted
             if self.on_finish is not None:
-                self.on_finish(self)
+                # Not from here: what goes wrong in it must not cost the consumer its end.
+                asyncio.get_running_loop().call_soon(self.on_finish, self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
