@@ -168,10 +168,12 @@ class Server:
         if request.target == "*":
             return self._allowed  # RFC 9110 section 9.3.7: about the server as a whole
         methods = self._methods(request.path)
+        # A preflight is answered everywhere: without it a page could not even read the 404.
+        preflight = "access-control-request-method" in request.fields
+        if request.method == "OPTIONS" and (methods or preflight):
+            return functools.partial(self._allowed, methods=methods)
         if methods is None:
             raise Refusal(404, f"there is nothing at {request.path[:100]!r}", "not_found")
-        if request.method == "OPTIONS":
-            return functools.partial(self._allowed, methods=methods)
         # RFC 9110 section 9.3.2: HEAD is answered like GET.
         name = "GET" if request.method == "HEAD" else request.method
         if name not in methods:

@@ -9,10 +9,12 @@ import itertools
 import os
 import random
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from processes import Program, outcome, started
+from serving import Peer
 from sockets import MASK, OPENING, open_websocket
 
 import http1
@@ -164,7 +166,16 @@ async def quiet(program: Program) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="a process is weighed by /proc"
+)
+
+
+@needs_proc
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 async def test_storm(kind: str) -> None:
     make, opening = (hostile_bytes, False) if kind == "http" else (hostile_frames, True)
@@ -201,3 +212,53 @@ async def test_sound_requests_among_noise(seed: int) -> None:
         await asyncio.gather(sound(), *storms)
         program.process.terminate()
         assert await outcome(program.process) == (0, b"", b"")
+
+
+@needs_proc
+async def test_a_thousand_small_requests() -> None:
+    """Field reports 92 and 110: half of them left alone, and nothing of them stays."""
+    async with started(*FLAGS) as program:
+        pid = program.process.pid
+
+        async def some(count: int) -> None:
+            for turn in range(count):
+                async with program.connect() as peer:
+                    if turn % 2:
+                        assert (await peer.ask("POST", "/stream", BODY)).events()[-1] == "[DONE]"
+                    else:
+                        peer.request("POST", "/stream", BODY.replace(b"5,", b"500000,"))
+                        await peer.until(b"data: ")
+                        (peer.reset, peer.close)[turn % 4 // 2]()
+
+        async def weigh() -> tuple[int, int]:
+            await asyncio.gather(*(some(60) for _ in range(WORKERS)))
+            await quiet(program)
+            return resident_bytes(pid), threads(pid)
+
+        first, second = await weigh(), await weigh()
+        assert second[0] - first[0] < GROWTH_BYTES
+        assert second[1] == first[1]
+
+
+async def test_fifty_dribblers() -> None:
+    """Field report 21: they hold up nobody, and their time is limited, however they drip."""
+    async with started("--head-time", "1", "--content-time", "1") as program, AsyncExitStack() as s:
+        slow = [await s.enter_async_context(program.connect()) for _ in range(50)]
+        ends = [asyncio.create_task(drip(peer, number)) for number, peer in enumerate(slow)]
+        async with program.connect() as peer:
+            assert (await peer.ask("POST", "/stream", BODY)).events()[-1] == "[DONE]"
+        assert all(status == 408 for status in await asyncio.gather(*ends))
+
+
+async def drip(peer: Peer, number: int) -> int:
+    """Send a byte now and then; the status that ends it."""
+    peer.parser.expect("POST")
+    if number % 2:
+        peer.send(b"POST /complete HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+    else:
+        peer.send(b"GET /complete?prompt=")
+    answer = asyncio.create_task(peer.answer())
+    while not answer.done():
+        peer.send(b"a")
+        await asyncio.sleep(0.05)
+    return (await answer).status

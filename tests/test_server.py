@@ -138,6 +138,18 @@ class TestReplies:
         assert queried.json()["text"] == whole
         assert text_of(streamed) == text_of(got) == whole
 
+    @pytest.mark.parametrize("events", ["plain", "named", "bare"])
+    @pytest.mark.parametrize("fault", [{}, {"fail_after": 2}])
+    async def test_all_data_is_json(self, events: str, fault: dict[str, int]) -> None:
+        """Field report 29: some clients parse every event, so none may be empty."""
+        body = {**SEEDED, "events": events, "usage": True, **fault}
+        async with serving() as running:
+            answer = await running.ask("POST", "/stream", body)
+        for block in answer.content.decode().split("\n\n")[:-1]:
+            *_, data = block.split("\n")
+            assert data == "data: [DONE]" or json.loads(data.removeprefix("data: "))
+            assert not block.startswith(("id:", "retry:"))  # field report 27
+
     async def test_without_a_seed_it_differs(self) -> None:
         body = {"prompt": "a", "max_tokens": 20}
         async with serving() as running:
@@ -213,6 +225,24 @@ class TestErrorsAfterTheHead:
             answer = await running.ask("POST", "/complete", {**SEEDED, "fail_after": 5})
         assert answer.status == 500
         assert only_error(answer)["type"] == "model_error"
+
+    @pytest.mark.parametrize("route", ["/complete", "/stream"])
+    async def test_what_fails_before_the_head_is_no_200(
+        self, route: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Field report 32: the tokenizer or the chat template."""
+
+        class Broken(FakeModel):
+            def encode(self, prompt: Any) -> list[int]:
+                raise (ValueError if prompt == "bad" else RuntimeError)("the words of it")
+
+        async with serving(Engine(Broken())) as running:
+            answer = await running.ask("POST", route, {"prompt": "bad"})
+            assert (answer.status, only_error(answer)["field"]) == (400, "prompt")
+            assert not caplog.records
+            answer = await running.ask("POST", route, {"prompt": "worse"})
+            assert (answer.status, only_error(answer)["message"]) == (500, "internal error")
+            assert "the words of it" in caplog.text
 
     async def test_no_internals(self, caplog: pytest.LogCaptureFixture) -> None:
         model = FakeModel()
@@ -701,7 +731,7 @@ class TestCors:
     @pytest.mark.parametrize("origins", [(PAGE,), ("http://other", PAGE), ("*",)])
     async def test_preflight(self, origins: tuple[str, ...]) -> None:
         async with serving(origins=origins, api_keys=("secret",)) as running:
-            for route in ("/stream", "/complete"):
+            for route in ("/stream", "/complete", "/nope"):
                 answer = await running.ask("OPTIONS", route, **PREFLIGHT)
                 assert answer.status == 204
                 assert answer.fields.get("access-control-allow-origin") in (PAGE, "*")

@@ -166,6 +166,31 @@ class TestStopping:
             assert (await peer.answer()).status == 503
             assert engine.running == 0
 
+    async def test_where_the_loop_knows_no_signals(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Field report 174: on Windows `add_signal_handler` is not implemented."""
+
+        def unknown(*_: Any) -> None:
+            raise NotImplementedError
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "add_signal_handler", unknown)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            app = server.Server(SimulatedEngine(), server.Options())
+            running = asyncio.create_task(server.run(app, server.bind("127.0.0.1", 0), None))
+            printed = ""
+            while not printed:
+                await asyncio.sleep(0)
+                printed = capsys.readouterr().out
+            signal.raise_signal(signal.SIGINT)
+            async with asyncio.timeout(10):
+                await running
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
 
 class TestStart:
     """Field report 170."""
