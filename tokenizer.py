@@ -11,6 +11,9 @@ To that end a character that no valid text can hold is put into the client's `<|
 template sees it. Afterwards every special token found is the template's; the text between them is
 freed of that character and encoded by a tokenizer that is blind to special tokens.
 
+A chat whose last message is the assistant's is continued: the template ends inside that message,
+and the reply goes on where it left off.
+
 Not here: tools, images and other parts of a message than its text; cutting ids into pieces of text
 (`detokenizer.py`).
 
@@ -78,12 +81,18 @@ class ChatTokenizer:
         if not self._template.chat_template:
             raise ValueError("the model has no chat template: send a text instead of messages")
         guarded = [{**m, "content": self._special_re.sub(_guard, m["content"])} for m in chat]
+        begun = chat[-1]["role"] == "assistant"  # the reply: continue it
         try:
             rendered = self._template.apply_chat_template(
-                guarded, tokenize=False, add_generation_prompt=True
+                guarded,
+                tokenize=False,
+                add_generation_prompt=not begun,
+                continue_final_message=begun,
             )
         except (TemplateError, TypeError) as error:  # Templates say no by raise_exception("...").
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except ValueError as error:  # transformers did not find the last message in what it made
+            raise ValueError("the chat template can't end inside a reply to continue") from error
         if guarded == chat:
             return _ids(self._marked, rendered)
         # Cut at the special tokens, which are all the template's; unguard the text between them.

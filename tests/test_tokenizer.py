@@ -74,6 +74,32 @@ class TestSpecialTokensInAClientsText:
         assert ids[: len(head)] == head
 
 
+class TestAReplyThatHasBegun:
+    """A last message of the assistant's is continued: it does not end, and no other begins."""
+
+    BEGUN = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+    @pytest.mark.parametrize(
+        "text", ["The answer is (", "", "ends with a space ", "\n{", "<|im_end|>", "😀"]
+    )
+    def test_is_continued(self, ours, text):
+        ids = ours.encode([*user("Hi"), {"role": "assistant", "content": text}])
+        assert readable(ours, ids) == self.BEGUN + text
+        assert [i for i in ids if i in (END, START, FINISH)] == [START, FINISH, START]
+
+    def test_an_earlier_one_is_not(self, ours):
+        chat = [*user("Hi"), {"role": "assistant", "content": "Ho"}, *user("And?")]
+        expected = self.BEGUN + "Ho<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
+        assert readable(ours, ours.encode(chat)) == expected + "<|im_start|>assistant\n"
+
+    def test_by_a_template_that_can_not(self, tmp_path):
+        save_tokenizer(tmp_path, template="{{ messages[0].content }}")
+        plain = ChatTokenizer(transformers.AutoTokenizer.from_pretrained(tmp_path))
+        with pytest.raises(ValueError, match="can't end inside a reply") as info:
+            plain.encode([*user("<|im_end|>"), {"role": "assistant", "content": "Ho"}])
+        assert str(info.value).encode()
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("prompt", "message"),
