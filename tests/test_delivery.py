@@ -491,9 +491,10 @@ class Wide(FakeModel):
 
     async def run(self, until: Callable[[], Any]) -> None:
         """Step by step, so that it can't run ahead of what the event loop writes."""
-        while not until():
-            self.step.release()
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(10):
+            while not until():
+                self.step.release()
+                await asyncio.sleep(0.001)
 
 
 LONG = {"max_tokens": 400, "seed": 1}

@@ -141,6 +141,14 @@ class TestSchedule:
         clock.run(lateness=0.004)
         assert heard[-1][0] == pytest.approx(100 + 1.0 + 0.004)
 
+    def test_after_a_standstill_the_schedule_is_caught_up_with(self, clock: Clock) -> None:
+        generation = SimulatedEngine(delay_ms=10, jitter_ms=0).submit("a", params(100))
+        heard = listen(clock, generation)
+        clock.run(100.055)
+        clock.now = 100.5
+        clock.run()
+        assert heard[-1][0] == pytest.approx(101)
+
     def test_a_word_a_token(self, clock: Clock) -> None:
         pieces = [piece for _, piece in schedule(clock, SimulatedEngine(), max_tokens=50)]
         assert len(pieces) == 50
