@@ -121,17 +121,21 @@ def fake() -> FakeModel:
 
 
 async def test_each_way_to_end() -> None:
-    async with serving(Engine(fake())) as running:
+    model = fake()
+    async with serving(Engine(model)) as running:
         before = await scrape(running)
         assert before["server_requests_total", "stop"] == 0
         for route in ("/complete", "/stream"):
             for prompt in ("stop", "long", "fail"):
                 await running.ask("POST", route, {"prompt": prompt, "max_tokens": 5})
+        model.step = threading.Semaphore(1)  # a token, and no other before the client has left
         async with running.connect() as peer:
             peer.request("POST", "/stream", {"prompt": "long", "max_tokens": 4000})
             await peer.until(b"data")
             peer.close()
-        (*_, entry) = running.server.entries
+            (*_, entry) = running.server.entries
+            await eventually(lambda: entry.client_left)
+        model.step.release(100)
         await eventually(lambda: entry.generation.finish_reason)
         after = await scrape(running)
     ends = {reason: value for (name, reason), value in after.items() if "requests_total" in name}
