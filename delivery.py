@@ -85,6 +85,8 @@ class AnyEngine(Protocol):
     def close(self, timeout: float) -> None: ...  # noqa: D102
 
 
+# The longest WebSocket message where HTTP's content has no limit.
+MESSAGE_BYTES = 16 * 1024 * 1024
 SLOW_CLIENT = ("buffer", "pause", "drop")
 
 
@@ -401,7 +403,8 @@ class Delivery:
 
     async def websocket(self, exchange: Exchange) -> None:
         """One request in, pieces out, `{"stop": true}` in at any time."""
-        session = Session(exchange)
+        limits = exchange.connection.settings.limits
+        session = Session(exchange, limits.content_bytes or MESSAGE_BYTES)
         await session.accept()
         frames = dialects.Frames()
         try:

@@ -49,6 +49,8 @@ from pieces import Banned
 from simulated import SimulatedEngine
 
 TEXT = "text/plain; charset=utf-8"
+# Connections that the kernel accepts for us while we are busy.
+BACKLOG = 1024
 # How long streams may take to say goodbye at shutdown.
 GRACE_S = 5.0
 STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
@@ -75,8 +77,8 @@ class Server:
         self.options = options
         self.metrics = metrics.Metrics()
         self.delivery = Delivery(engine, options.access, options.policy, self.metrics)
-        self._connections: set[Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[Connection] = set()  # those that are served
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._listener: asyncio.Server | None = None
         reply = self.delivery
         # A path that ends in "/" (other than the root) stands for all that are one name longer.
@@ -102,7 +104,9 @@ class Server:
     # Starting and stopping.
 
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Start the engine and accept connections on a bound socket."""
+        """Start the engine and accept connections on a bound socket. Raises OSError."""
+        # Another server may have bound the port as well, and listen since: known before we start.
+        listener.listen(BACKLOG)
         self.engine.start()
         loop = asyncio.get_running_loop()
 
@@ -111,7 +115,7 @@ class Server:
 
         handshake_s = self.options.settings.head_s if tls else None
         self._listener = await loop.create_server(
-            protocol, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=1024
+            protocol, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=BACKLOG
         )
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
@@ -120,29 +124,30 @@ class Server:
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
         self.engine.cancel_all("shutdown")
-        for connection in list(self._connections):
+        for connection in list(self._tasks.values()):
             connection.shut_down()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
-        for connection in list(self._connections):
+        for connection in list(self._tasks.values()):
             connection.writer.transport.abort()
         self.engine.close(grace_s)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert isinstance(reader, WatchedReader)
         connection = Connection(reader, writer, self.handle, self.options.settings)
-        if len(self._connections) >= self.options.max_connections or self.delivery.stopping:
-            await connection.turn_away()
-            return
+        full = len(self._connections) >= self.options.max_connections
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(connection)
-        self._tasks.add(task)
+        self._tasks[task] = connection
         try:
-            await connection.run()
+            if full or self.delivery.stopping:
+                await connection.turn_away()
+            else:
+                self._connections.add(connection)
+                await connection.run()
         finally:
             self._connections.discard(connection)
-            self._tasks.discard(task)
+            del self._tasks[task]
 
     # From a request to its handler.
 
@@ -450,21 +455,22 @@ def main() -> int:
     except OSError as error:
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
         return 1
-    try:
-        engine = make_engine(args)
-    except Exception as error:
-        if type(error).__name__ != "ModelError":
-            raise
-        print(error, file=sys.stderr)
-        return 1
-    # A forward pass holds the interpreter for long stretches; the event loop should not have to
-    # wait 5 ms, Python's default, to be let in between.
-    sys.setswitchinterval(0.0005)
-    try:
-        asyncio.run(run(Server(engine, options), listener, tls))
-    except OSError as error:  # another server listens: it bound the same port while we loaded
-        print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
-        return 1
+    with listener:
+        try:
+            engine = make_engine(args)
+        except Exception as error:
+            if type(error).__name__ != "ModelError":
+                raise
+            print(error, file=sys.stderr)
+            return 1
+        # A forward pass holds the interpreter for long stretches; the event loop should not have
+        # to wait 5 ms, Python's default, to be let in between.
+        sys.setswitchinterval(0.0005)
+        try:
+            asyncio.run(run(Server(engine, options), listener, tls))
+        except OSError as error:
+            print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

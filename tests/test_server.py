@@ -649,6 +649,16 @@ class TestFull:
             model.step.release(1000)
             assert (await a.answer()).status == (await b.answer()).status == 200
 
+    async def test_a_connection_too_many(self) -> None:
+        """Its answer is not lost to a reset, though the request was never read."""
+        async with serving(max_connections=0) as running, running.connect() as peer:
+            peer.request("POST", "/complete", {"prompt": "a" * 500_000})
+            answer = await peer.answer()
+            assert answer.status == 503
+            assert answer.fields.get("retry-after")
+            only_error(answer)
+            assert await peer.reader.read() == b""
+
 
 class TestOrigins:
     """Field report 65, and RFC 6455 section 10.2: a page elsewhere may not use this server."""

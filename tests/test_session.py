@@ -343,8 +343,10 @@ class TestViolations:
         ("raw", "code"), [pytest.param(raw, code, id=name) for name, raw, code in VIOLATIONS]
     )
     async def test_violation(
-        self, raw: bytes, code: int, when: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+        self, raw: bytes, code: int, when: str,
+        caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(session, "CLOSE_S", 3600)  # section 7.1.7: it is not waited for
         async with serving() as running, running.connect() as peer:
             web = await open_websocket(peer)
             if when != "first":

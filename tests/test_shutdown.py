@@ -204,14 +204,25 @@ class TestStart:
         assert (code, out, err.count(b"\n")) == (1, b"", 1)
         assert f"127.0.0.1:{program.port}".encode() in err
 
-    async def test_a_port_that_was_taken_while_the_model_loaded(self) -> None:
+    def test_a_port_that_was_taken_while_the_model_loaded(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Two sockets may be bound to one port until one of them listens."""
-        bound = server.bind("127.0.0.1", 0)
-        port = bound.getsockname()[1]
-        async with started("--port", str(port)):
-            with pytest.raises(OSError, match="in use"):
-                bound.listen()
-        bound.close()
+        make_engine = server.make_engine
+        with server.bind("127.0.0.1", 0) as other:
+            port = other.getsockname()[1]
+
+            def slowly(args: Any) -> Any:
+                other.listen()
+                return make_engine(args)
+
+            monkeypatch.setattr(server, "make_engine", slowly)
+            monkeypatch.setattr(sys, "argv", f"server.py --model simulated --port {port}".split())
+            monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+            assert server.main() == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"127.0.0.1:{port}" in err
 
     async def test_restart_at_once(self) -> None:
         async with started() as program, program.connect() as peer:
