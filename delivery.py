@@ -1,6 +1,7 @@
-"""From a request to its reply, by three ways of delivery.
+"""From a request to its reply, in any dialect, by three ways of delivery.
 
-    begin      content -> dialects.Ask -> token ids (off the event loop) -> engine.submit
+    reply      content -> dialect.parse -> Ask; then one of the first two below
+    begin      Ask -> token ids (off the event loop) -> engine.submit
     told       pieces -> held back, grouped -> what the dialect writes for each, and for the end
     complete   waits for the whole reply, answers with one JSON body
     stream     head at once, then each piece as an event the moment the engine hands it over
@@ -26,10 +27,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import dialects
+import asks
 from access import Access, Refusal
+from asks import Ask
 from connection import ClientGone, Exchange
-from dialects import Ask, to_json
+from dialects import Dialect, Events, Frames, Native, to_json
+from engine import token_ids
 from generation import (
     BadRequest,
     EngineDown,
@@ -142,28 +145,29 @@ class Delivery:
         self._access = access
         self._metrics = metrics
         self._fault_names = FAULTS if isinstance(engine, SimulatedEngine) else ()
+        self.streamed = Native(stream=True, fault_names=self._fault_names)
+        self.buffered = Native(stream=False, fault_names=self._fault_names)
 
     # From a request to its generation.
 
-    async def _ask(self, exchange: Exchange) -> Ask:
+    async def _body(self, exchange: Exchange) -> Mapping[str, Any]:
+        """The request's JSON object, or what its query says."""
         request = exchange.request
         if request.method == "GET":
-            return dialects.parse_native(dialects.parse_query(request.query), self._fault_names)
+            return asks.parse_query(request.query)
         media_type = (request.fields.get("content-type") or "").partition(";")[0].strip().lower()
         if media_type not in ACCEPTED_TYPES:
             raise Refusal(400, f"send the request as {JSON}")
-        content = await exchange.content()
-        return dialects.parse_native(dialects.parse_content(content), self._fault_names)
+        return asks.parse_content(await exchange.content())
 
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
         loop = asyncio.get_running_loop()
         try:
-            if _length(ask.prompt) <= SHORT_CHARACTERS:
-                ids = self.engine.encode(ask.prompt)
-            else:
-                # That takes a while: not on the event loop, where everyone waits.
-                ids = await loop.run_in_executor(None, self.engine.encode, ask.prompt)
+            encode = functools.partial(token_ids, ask.prompt, self.engine.encode)
+            # A long one takes a while: not on the event loop, where everyone waits.
+            short = asks.length(ask.prompt) <= SHORT_CHARACTERS
+            ids = encode() if short else await loop.run_in_executor(None, encode)
         except ValueError as error:
             field = "prompt" if isinstance(ask.prompt, str) else "messages"
             raise BadRequest(str(error), field) from error
@@ -203,11 +207,12 @@ class Delivery:
             pieces = grouped(pieces, ask.flush_tokens, ask.flush_ms)
         return pieces
 
-    async def _told(
-        self, entry: Entry, ask: Ask, events: dialects.Events
-    ) -> AsyncGenerator[Tell, None]:
-        """What to write for each piece, then for the one end."""
+    async def _told(self, entry: Entry, ask: Ask, events: Events) -> AsyncGenerator[Tell, None]:
+        """What to write at once, for each piece, then for the one end."""
         generation = entry.generation
+        if begin := events.begin():
+            entry.told += 1
+            yield lambda id: begin, False
         end = functools.partial(events.end, generation)
         try:
             async with aclosing(self._pieces(generation, ask)) as pieces:
@@ -256,16 +261,32 @@ class Delivery:
             await exchange.drained()
             generation.pause(False)
 
-    # One JSON body.
+    # The two ways to answer over HTTP, by route or by what the request asks for.
+
+    async def reply(self, exchange: Exchange, dialect: Dialect) -> None:
+        """Answer a request for a reply in this dialect."""
+        ask = dialect.parse(await self._body(exchange))
+        if ask.stream:
+            await self._stream(exchange, dialect, ask)
+        else:
+            await self._complete(exchange, dialect, ask)
 
     async def complete(self, exchange: Exchange) -> None:
         """The whole reply as one JSON body."""
-        ask = await self._ask(exchange)
-        for name in ("garbage_after", "split_at"):
-            if ask.faults and name in ask.faults:
-                raise BadRequest(f"{name} is for streams", name)
-        if ask.resume:
-            raise BadRequest("resume is for /stream", "resume")
+        await self.reply(exchange, self.buffered)
+
+    async def stream(self, exchange: Exchange) -> None:
+        """Server-sent events, a piece an event."""
+        last_event_id = exchange.request.fields.get("last-event-id")
+        if last_event_id:
+            # A client that reconnects repeats its request; it must not start a second reply.
+            await self._resume(exchange, *parse_event_id(last_event_id))
+        else:
+            await self.reply(exchange, self.streamed)
+
+    # One JSON body.
+
+    async def _complete(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
         entry = await self._begin(exchange.request.path, ask)
         with entry.generation as generation:
             self._watch(exchange, entry)
@@ -278,7 +299,7 @@ class Delivery:
         if _was_shut_down(generation):
             raise Refusal(503, "the server is shutting down", "unavailable")
         fields = [*self._access.fields(exchange.request), ("Reply-Id", generation.id)]
-        body = to_json(dialects.reply_json(generation, text)).encode()
+        body = to_json(dialect.body(ask, generation, text)).encode()
         if ask.faults and ask.faults.get("truncate_after", 10**9) <= generation.completion_tokens:
             exchange.cut_short(200, body, JSON, fields)
         else:
@@ -286,32 +307,24 @@ class Delivery:
 
     # Server-sent events.
 
-    async def stream(self, exchange: Exchange) -> None:
-        """Server-sent events, a piece an event."""
-        last_event_id = exchange.request.fields.get("last-event-id")
-        if last_event_id:
-            # A client that reconnects repeats its request; it must not start a second reply.
-            await self._resume(exchange, *parse_event_id(last_event_id))
-            return
-        ask = await self._ask(exchange)
-        entry = await self._begin("/stream", ask)
-        events = dialects.events(ask)
+    async def _stream(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
+        entry = await self._begin(exchange.request.path, ask)
+        events = dialect.events(ask, entry.generation)
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
             self.replays.add(replay, self._told(entry, ask, events))
             await self._follow(exchange, replay, 0, entry, ask.faults)
             return
         with entry.generation as generation:
-            self._start(exchange, generation)
+            self._start(exchange, generation, dialect.heartbeat)
             self._watch(exchange, entry)
             framed = self._framed(exchange, entry, self._told(entry, ask, events))
             if await self._write(exchange, framed, generation, ask.faults):
                 exchange.finish()
 
-    def _start(self, exchange: Exchange, generation: Generation) -> None:
+    def _start(self, exchange: Exchange, generation: Generation, heartbeat: bytes) -> None:
         """Send the head now, not with the first token: the client knows that it is served."""
         fields = [*STREAM_FIELDS, *self._access.fields(exchange.request)]
-        heartbeat = dialects.Plain.heartbeat
         exchange.start(200, [*fields, ("Reply-Id", generation.id)], heartbeat)
 
     async def _framed(
@@ -372,7 +385,7 @@ class Delivery:
             entry.client_left = True
             replay.wake()  # the generation goes on for a grace time, this follower does not
 
-        self._start(exchange, replay.generation)
+        self._start(exchange, replay.generation, self.streamed.heartbeat)
         exchange.watch(on_gone)
 
         async def framed() -> AsyncGenerator[bytes, None]:
@@ -406,13 +419,13 @@ class Delivery:
         limits = exchange.connection.settings.limits
         session = Session(exchange, limits.content_bytes or MESSAGE_BYTES)
         await session.accept()
-        frames = dialects.Frames()
+        frames = Frames()
         try:
             async with exchange.connection.patience(self.policy.request_s):
                 message = await session.receive()
             if message is None:
                 return
-            ask = dialects.parse_native(_message_body(message), self._fault_names)
+            ask = self.streamed.parse(_message_body(message))
             if ask.resume:
                 raise BadRequest("resume is for /stream", "resume")
             entry = await self._begin("/ws", ask)
@@ -429,7 +442,7 @@ class Delivery:
         """Send pieces and listen at the same time, until the reply or the client ends."""
 
         async def framed() -> AsyncGenerator[bytes, None]:
-            async with aclosing(self._told(entry, ask, dialects.Frames())) as told:
+            async with aclosing(self._told(entry, ask, Frames())) as told:
                 async for tell, _ in told:
                     yield session.frame(tell(None))
 
@@ -464,16 +477,10 @@ def _was_shut_down(generation: Generation) -> bool:
     return generation.finish_reason == "cancelled" and generation.cancel_reason == "shutdown"
 
 
-def _length(prompt: str | list[dict[str, Any]]) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(message["content"]) for message in prompt)
-
-
 def _message_body(message: str | bytes) -> Mapping[str, Any]:
     if isinstance(message, bytes):
         raise BadRequest("send the request as a text message")
-    return dialects.parse_content(message.encode())
+    return asks.parse_content(message.encode())
 
 
 def refusal_words(error: Exception) -> tuple[str, str, str | None]:

@@ -31,7 +31,7 @@ import http1
 import metrics
 import websocket
 from access import GENERATING, Access, Refusal, allow
-from connection import Connection, Exchange, Settings, WatchedReader, error_body
+from connection import Connection, Exchange, Settings, WatchedReader
 from delivery import (
     JSON,
     SLOW_CLIENT,
@@ -42,7 +42,7 @@ from delivery import (
     Policy,
     refusal_words,
 )
-from dialects import to_json
+from dialects import Dialect, to_json
 from engine import Engine
 from generation import BadRequest, EngineDown, QueueFull
 from pieces import Banned
@@ -81,6 +81,8 @@ class Server:
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._listener: asyncio.Server | None = None
         reply = self.delivery
+        # Which dialect an address speaks, by its longest prefix here: also for its refusals.
+        self._dialects: dict[str, Dialect] = {"/": reply.buffered}
         # A path that ends in "/" (other than the root) stands for all that are one name longer.
         self._routes: dict[str, dict[str, Handler]] = {
             "/complete": {"GET": reply.complete, "POST": reply.complete},
@@ -199,9 +201,15 @@ class Server:
     def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         if exchange.status is not None:
             raise refusal
-        body = error_body(str(refusal), refusal.type, refusal.field)
+        dialect = self._dialect(exchange.request.path)
+        error = dialect.refusal(refusal.status, str(refusal), refusal.type, refusal.field)
+        body = to_json(error).encode()
         fields = [*refusal.fields, *self.options.access.fields(exchange.request)]
         exchange.respond(refusal.status, body, JSON, fields)
+
+    def _dialect(self, path: str) -> Dialect:
+        prefixes = [prefix for prefix in self._dialects if path.startswith(prefix)]
+        return self._dialects[max(prefixes, key=len, default="/")]
 
     async def _allowed(self, exchange: Exchange, methods: Mapping[str, Any] | None = None) -> None:
         """OPTIONS: what can be done here; and the preflight that a browser asks with it."""
@@ -324,6 +332,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--deterministic", action="store_true", help="the same text whatever else is running"
     )
     parser.add_argument("--naive", action="store_true", help="do not notice that a client left")
+    parser.add_argument(
+        "--no-reuse", action="store_true", help="prefill anew what is in the cache already"
+    )
     for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY")):
         text = "may be repeated" + ("; * for any" if name == "--cors" else "")
         parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
@@ -389,7 +400,12 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
         f" tokens, {model.bytes_per_token:,} bytes a token, {row_mib:.0f} MiB a row",
         file=sys.stderr,
     )
-    return Engine(model, prefill_chunk=args.prefill_chunk, max_waiting=args.queue)
+    return Engine(
+        model,
+        prefill_chunk=args.prefill_chunk,
+        max_waiting=args.queue,
+        reuse=not args.no_reuse,
+    )
 
 
 def make_tls(args: argparse.Namespace) -> ssl.SSLContext | None:

@@ -1,0 +1,230 @@
+"""What is asked for: a request's JSON or query, checked field by field, becomes an `Ask`.
+
+    content or query --> parse_content, parse_query --> a dictionary
+    dictionary       --> a dialect's parse          --> Ask: prompt, SamplingParams, how to tell it
+
+Everything that can be known to be wrong with a request is found here, before a stream begins, and
+`BadRequest` names the field. This file has what all dialects need, and the native request; what
+the providers' requests look like stands with their formats (`completions.py` and its neighbours).
+
+Not here: tokens. Whether the prompt fits the context is known after tokenization, to the engine.
+Read next: `dialects.py`, what is told.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from generation import BadRequest, SamplingParams
+
+# Plain text to continue, chat messages, or token ids as they are.
+Prompt = str | list[dict[str, Any]] | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that was understood: what to continue, how to sample, how to tell it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    stream: bool = True
+    model: str = ""
+    events: str = "plain"
+    usage: bool = False
+    flush_ms: float | None = None
+    flush_tokens: int | None = None
+    hold_back: int = 0
+    resume: bool = False
+    faults: Mapping[str, int] | None = None
+
+
+def length(prompt: Prompt) -> int:
+    """How much there is to tokenize, in characters or ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(item["content"]) if isinstance(item, dict) else 1 for item in prompt)
+
+
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
+_NATIVE = ("prompt", "messages", *_SAMPLING, *_DELIVERY)
+# Longer than this is not streaming any more.
+MAX_FLUSH_MS = 10_000
+MAX_FLUSH_TOKENS = MAX_HOLD_BACK = 1000
+
+
+def parse_content(content: bytes) -> dict[str, Any]:
+    """Parse a request's JSON object; `BadRequest` for all that is none."""
+    try:
+        body = _parse_json(content.decode())
+    except UnicodeError as error:
+        raise BadRequest("the content is not valid Unicode") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the content must be a JSON object")
+    return body
+
+
+def _parse_json(text: str) -> Any:
+    """Also refuse what Python's parser lets through and JSON does not, or nobody could use: NaN,
+    a name twice in one object, half a surrogate pair, numbers and depths without end."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
+        if "\\u" in text:  # the only way for half a surrogate pair to get in
+            json.dumps(value, ensure_ascii=False).encode()
+    except (BadRequest, UnicodeError):
+        raise
+    except RecursionError as error:
+        raise BadRequest("the content is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the content is not valid JSON: {error}") from error
+    except ValueError as error:  # Python's bound on the digits of an integer
+        raise BadRequest("the content holds a number with too many digits") from error
+    return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise BadRequest(f"{name} is not a JSON number")
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) < len(pairs):
+        raise BadRequest("a name occurs twice in one object")
+    return body
+
+
+def parse_native(
+    body: Mapping[str, Any], fault_names: tuple[str, ...] = (), *, stream: bool = True
+) -> Ask:
+    """Check a native request; `BadRequest` names the field. Unknown fields are refused."""
+    for name in body:
+        if name not in _NATIVE and name not in fault_names:
+            raise BadRequest(f"unknown field {name[:100]!r}", name[:100])
+    body = without_nulls(body)
+    if not stream:
+        for name in ("resume", "garbage_after", "split_at"):
+            if body.get(name):
+                raise BadRequest(f"{name} is for streams", name)
+    given = {name: body[name] for name in _SAMPLING if name in body}
+    if "stop" in given:
+        given["stop"] = stops(given["stop"])
+    return Ask(
+        _prompt(body),
+        SamplingParams(**given),
+        stream,
+        "",
+        choice(body, "events", ("plain", "named", "bare")),
+        flag(body, "usage"),
+        _milliseconds(body, "flush_ms"),
+        count(body, "flush_tokens", 1, MAX_FLUSH_TOKENS) if "flush_tokens" in body else None,
+        count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
+        flag(body, "resume"),
+        faults_in(body, fault_names),
+    )
+
+
+def without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A field that is null is absent, in every dialect."""
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def faults_in(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
+    """The faults on demand, where the engine has them (see `simulated.py`)."""
+    return {name: count(body, name) for name in names if name in body}
+
+
+def stops(value: object) -> tuple[str, ...]:
+    """Read a stop string, or a list of them; `SamplingParams` checks each."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(value)
+    raise BadRequest("stop must be a string or a list of strings", "stop")
+
+
+def _prompt(body: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    prompt, messages = body.get("prompt"), body.get("messages")
+    if (prompt is None) == (messages is None):
+        raise BadRequest("give either prompt or messages", "prompt")
+    if prompt is not None:
+        if not isinstance(prompt, str) or not prompt:
+            raise BadRequest("prompt must be a string that is not empty", "prompt")
+        return prompt
+    return _messages(messages)
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list that is not empty", "messages")
+    for message in messages:
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise BadRequest("each message must have a role and a content", "messages")
+        if message["role"] not in ("system", "user", "assistant"):
+            raise BadRequest("each role must be system, user or assistant", "messages")
+        if not isinstance(message["content"], str):
+            raise BadRequest("each content must be a string", "messages")
+    return messages
+
+
+def choice(body: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
+    """Read a field that is one of these words, by default the first."""
+    value = body.get(name, choices[0])
+    if value not in choices:
+        raise BadRequest(f"{name} must be one of {', '.join(choices)}", name)
+    return str(value)
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """Read true or false, by default false."""
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", name)
+    return value
+
+
+def count(body: Mapping[str, Any], name: str, low: int = 0, high: int = 10**9) -> int:
+    """Read a whole number that is there."""
+    value = body[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(f"{name} must be a whole number from {low} to {high}", name)
+    return value
+
+
+def _milliseconds(body: Mapping[str, Any], name: str) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= MAX_FLUSH_MS
+    ):
+        raise BadRequest(f"{name} must be above 0 and at most {MAX_FLUSH_MS}", name)
+    return float(value)
+
+
+def parse_query(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Turn a query's pairs into what the JSON body would say; `BadRequest` names the field.
+
+    `stop` may be repeated; numbers and true/false are read by the type of their field.
+    """
+    body: dict[str, Any] = {}
+    for name, text in pairs:
+        if name == "stop":
+            body.setdefault("stop", []).append(text)
+        elif name in body:
+            raise BadRequest(f"{name[:100]} occurs twice", name[:100])
+        else:
+            body[name] = _query_value(name, text)
+    return body
+
+
+def _query_value(name: str, text: str) -> Any:
+    if name in ("prompt", "events"):
+        return text
+    try:
+        # JSON's numbers, true and false: never int(), which takes "1_0" and other scripts' digits.
+        return _parse_json(text)
+    except ValueError:  # of any kind
+        return text  # which the field's own check then refuses by name
