@@ -75,7 +75,7 @@ async def until_client_ends(peer: Peer) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let everything else run until the condition holds."""
-    while not condition():  # noqa: ASYNC110 - what is waited for knows no asyncio.Event
+    while not condition():  # what is waited for knows no asyncio.Event
         await asyncio.sleep(0)
 
 

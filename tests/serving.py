@@ -104,6 +104,16 @@ class Answer:
         return "".join(event.get("text", "") for event in told)
 
 
+def error_of(answer: Answer) -> dict[str, Any]:
+    """The error of a refusal, after checking its form."""
+    assert answer.fields.get("content-type") == "application/json"
+    assert "x-accel-buffering" not in answer.fields
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "field"}
+    assert error["message"]
+    return error
+
+
 class Peer:
     """A client that sends what it is told to."""
 
