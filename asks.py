@@ -13,7 +13,7 @@ Read next: `dialects.py`, what is told.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from generation import BadRequest, SamplingParams
@@ -37,6 +37,9 @@ class Ask:
     hold_back: int = 0
     resume: bool = False
     faults: Mapping[str, int] | None = None
+    tool: str | None = None  # the function whose arguments the reply is
+    background: bool = False  # the reply belongs to no connection
+    repeated: Mapping[str, Any] = field(default_factory=dict)  # what the reply says of its request
 
 
 def length(prompt: Prompt) -> int:
@@ -46,7 +49,7 @@ def length(prompt: Prompt) -> int:
     return sum(len(item["content"]) if isinstance(item, dict) else 1 for item in prompt)
 
 
-_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_SAMPLING = tuple(sampling.name for sampling in fields(SamplingParams))
 _DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
 _NATIVE = ("prompt", "messages", *_SAMPLING, *_DELIVERY)
 # Longer than this is not streaming any more.

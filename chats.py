@@ -1,0 +1,151 @@
+"""What the providers' requests have in common: turns in parts, tools, formats, sampling.
+
+    content  "Hi"  or  [{"type": "text", "text": "Hi"}]       -> text_of        -> "Hi"
+    tools, tool_choice                                        -> chosen_tool    -> the one to call
+    a format (text, json_object, json_schema)                 -> format_schema  -> a JSON schema
+    max_tokens, temperature ... by each provider's names      -> parse_sampling -> SamplingParams
+
+Three rules hold for all of them. A field that nobody knows is ignored, since clients of every kind
+send their own. One that is known and can't be had here is refused by its name, unless its value
+asks for nothing. More tokens than the context holds may be asked for: the context is the limit.
+
+Not here: what differs, which stands with each format. Read next: `completions.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from asks import stops
+from generation import BadRequest, SamplingParams
+
+# Above every context; the engine ends a reply where its context ends.
+MAX_TOKENS = 1_000_000
+# What a provider's client gets that does not say: sampling from the model's own distribution.
+DEFAULTS: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "top_p": 1.0}
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+Object = Mapping[str, Any]
+
+
+def refuse(body: Object, unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise `BadRequest` for a field that is known and not supported.
+
+    Each comes with the values that ask for nothing and are let through.
+    """
+    for name, harmless in unsupported.items():
+        if name in body and body[name] not in harmless:
+            raise BadRequest(f"{name} is not supported here", name)
+
+
+def objects(body: Object, name: str) -> list[tuple[str, Object]]:
+    """The objects of a list that has to be there, each with its place in words."""
+    items = body.get(name)
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"{name} must be a list that is not empty", name)
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise BadRequest(f"{name}[{number}] must be an object", f"{name}[{number}]")
+    return [(f"{name}[{number}]", item) for number, item in enumerate(items)]
+
+
+def text_of(content: object, where: str, kinds: tuple[str, ...] = ("text",)) -> str:
+    """The text of a content: a string, or a list of parts of these kinds, a line each."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise BadRequest(f"{where} must be a string or a list of parts", where)
+    return "\n".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
+
+
+def _part(part: object, where: str, kinds: tuple[str, ...]) -> str:
+    if not isinstance(part, dict) or part.get("type") not in kinds:
+        kind = part.get("type") if isinstance(part, dict) else None
+        what = f"parts of type {kind[:100]!r}" if isinstance(kind, str) else "such parts"
+        message = f"{where}: {what} are not supported here; send {' or '.join(kinds)}"
+        raise BadRequest(message, where)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise BadRequest(f"{where}.text must be a string", f"{where}.text")
+    return text
+
+
+def text_field(body: Object, name: str, default: str = "") -> str:
+    """A field that is a string where it is given."""
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a string", name)
+    return value
+
+
+def given_tools(body: Object, check: Callable[[Object, str], None]) -> list[Object]:
+    """The tools of a request; `check` raises `BadRequest` for what is particular to a dialect."""
+    if body.get("tools", []) == []:
+        return []
+    tools = []
+    for where, tool in objects(body, "tools"):
+        check(tool, where)
+        if not isinstance(tool.get("name"), str) or not tool["name"]:
+            raise BadRequest(f"{where}.name must be a string", f"{where}.name")
+        tools.append(tool)
+    return tools
+
+
+def chosen_tool(tools: list[Object], choice: str, name: object = None) -> Object | None:
+    """The tool that has to be called: the one named, or the only one where one is "required".
+
+    With "auto" the model may always answer in words, and so it does.
+    """
+    if choice in ("auto", "none"):
+        return None
+    if choice == "required":
+        if len(tools) != 1:
+            raise BadRequest("tool_choice must name one of several tools", "tool_choice")
+        return tools[0]
+    tool = next((tool for tool in tools if tool["name"] == name), None)
+    if tool is None:
+        raise BadRequest("tool_choice names a tool that is not among tools", "tool_choice")
+    return tool
+
+
+def format_schema(format: object, where: str) -> Object | None:
+    """The JSON schema that a format asks for; None for text."""
+    kind = format.get("type") if isinstance(format, dict) else format
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema" or not isinstance(format, dict):
+        raise BadRequest(f"{where} must be text, json_object or json_schema", where)
+    return schema_of(format, "schema", f"{where}.schema")
+
+
+def schema_of(holder: Object, name: str, where: str) -> Object:
+    """A JSON schema that has to be an object."""
+    schema = holder.get(name)
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} must be an object", where)
+    return schema
+
+
+def parse_sampling(
+    body: Object, names: Mapping[str, str], schema: Object | None = None
+) -> SamplingParams:
+    """Read the sampling fields; `names` says what each is called by the provider."""
+    given = {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
+    if "stop" in given:
+        given["stop"] = stops(given["stop"])
+    tokens = given.get("max_tokens")
+    if isinstance(tokens, int) and not isinstance(tokens, bool):
+        given["max_tokens"] = min(tokens, MAX_TOKENS)
+    if schema is not None:
+        if "schema" not in (field.name for field in fields(SamplingParams)):
+            raise BadRequest("structured output is not supported here", "schema")
+        given["schema"] = schema
+    try:
+        return SamplingParams(**{**DEFAULTS, **given})
+    except BadRequest as error:
+        theirs = {ours: theirs for theirs, ours in names.items()}.get(error.field or "")
+        if theirs is None or error.field is None:
+            raise
+        raise BadRequest(str(error).replace(error.field, theirs, 1), theirs) from error
