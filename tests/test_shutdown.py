@@ -219,6 +219,8 @@ class TestStart:
             monkeypatch.setattr(server, "make_engine", slowly)
             monkeypatch.setattr(sys, "argv", f"server.py --model simulated --port {port}".split())
             monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+            # It is known before the engine has a thread that somebody would have to end.
+            monkeypatch.setattr(SimulatedEngine, "start", pytest.fail)
             assert server.main() == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
