@@ -125,15 +125,23 @@ class Engine:
 
     `prefill_chunk`: tokens of one prompt that go through the model between two decode steps; a
     running stream never waits longer than that. `max_waiting`: beyond the rows in use, so many
-    requests may wait. `submit` and `close` belong to the event loop that called `start`.
+    requests may wait. `reuse`: whether a prompt that begins like an earlier one is spared the
+    chunks that are in the cache already. `submit` and `close` belong to the event loop that called
+    `start`.
     """
 
     def __init__(
-        self, model: LanguageModel, *, prefill_chunk: int = 128, max_waiting: int = 64
+        self,
+        model: LanguageModel,
+        *,
+        prefill_chunk: int = 128,
+        max_waiting: int = 64,
+        reuse: bool = True,
     ) -> None:
         self.model = model
         self.prefill_chunk = prefill_chunk
         self.max_waiting = max_waiting
+        self.reuse = reuse
         self.failure: str | None = None
         self._wake = threading.Condition()
         self._runs: set[Run] = set()  # all that wait or have a row, so that none is forgotten
@@ -307,6 +315,8 @@ class Engine:
         """
 
         def served(row: int) -> int:
+            if not self.reuse:
+                return 0
             # At least one token must go through the model, to give logits.
             pairs = zip(self._cached[row], prompt[:-1], strict=False)
             same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

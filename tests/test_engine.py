@@ -285,6 +285,15 @@ class TestBatch:
             fresh = await collect(engine.submit(chat + reply + " and a second", params(10)))
         assert second == fresh
 
+    async def test_without_reuse_every_prompt_is_prefilled_whole(self) -> None:
+        model = FakeModel(rows=1)
+        async with running(model, prefill_chunk=16, reuse=False) as engine:
+            prompt = "x" * 40
+            first = await collect(engine.submit(prompt, params(5)))
+            assert await collect(engine.submit(prompt, params(5))) == first
+        prefilled = [len(what[1]) for kind, what in model.calls if kind == "prefill"]
+        assert prefilled == [16, 16, 8] * 2
+
     async def test_the_same_prompt_again_still_gives_logits(self) -> None:
         async with running(FakeModel(rows=1), prefill_chunk=16) as engine:
             prompt = "x" * 32
