@@ -158,6 +158,10 @@ class Delivery:
         media_type = (request.fields.get("content-type") or "").partition(";")[0].strip().lower()
         if media_type not in ACCEPTED_TYPES:
             raise Refusal(400, f"send the request as {JSON}")
+        coding = request.fields.get("content-encoding", "identity")
+        if coding != "identity":
+            identity = (("Accept-Encoding", "identity"),)  # RFC 9110 section 15.5.16
+            raise Refusal(415, "send the content without a coding", fields=identity)
         return asks.parse_content(await exchange.content())
 
     async def _begin(self, route: str, ask: Ask) -> Entry:

@@ -487,6 +487,12 @@ class TestContent:
             peer.send(http1.LAST_CHUNK)
             assert (await peer.answer()).status == 200
 
+    async def test_content_with_a_coding_is_refused(self) -> None:
+        """RFC 9110 section 15.5.16: 415, with the coding that would do."""
+        async with serving() as running:
+            answer = await running.ask("POST", "/complete", b"\x1f\x8b", Content_Encoding="gzip")
+            assert (answer.status, answer.fields.get("accept-encoding")) == (415, "identity")
+
     async def test_a_long_prompt_holds_nobody_up(self) -> None:
         """Field report 101: it is tokenized off the event loop."""
         import threading
