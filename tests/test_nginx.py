@@ -36,7 +36,7 @@ http {{
       proxy_set_header Upgrade $http_upgrade;
       proxy_set_header Connection $connection_upgrade;
     }}
-    location /file {{ root {folder}; }}
+    location /file {{ root {folder}; default_type application/json; }}
   }}
 }}
 """
