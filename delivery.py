@@ -42,7 +42,7 @@ from generation import (
     SamplingParams,
 )
 from metrics import Metrics
-from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
+from pieces import Banned, Pieces, grouped, held_back
 from replay import Replay, ReplayStore, Tell, parse_event_id
 from session import Session
 from simulated import FAULTS, Cut, SimulatedEngine, faulty
@@ -298,8 +298,7 @@ class Delivery:
                 async with aclosing(self._pieces(generation, ask)) as pieces:
                     text = "".join([piece async for piece in pieces])
             except GenerationError as error:
-                status = 422 if isinstance(error, BannedPhrase) else 500
-                raise Refusal(status, str(error), error.type) from error
+                raise _refused(error) from error
         if _was_shut_down(generation):
             raise Refusal(503, "the server is shutting down", "unavailable")
         fields = [*self._access.fields(exchange.request), ("Reply-Id", generation.id)]
@@ -313,6 +312,7 @@ class Delivery:
 
     async def _stream(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
         entry = await self._begin(exchange.request.path, ask)
+        await self._accepted(exchange, entry)
         events = dialect.events(ask, entry.generation)
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
@@ -325,6 +325,22 @@ class Delivery:
             framed = self._framed(exchange, entry, self._told(entry, ask, events))
             if await self._write(exchange, framed, generation, ask.faults):
                 exchange.finish()
+
+    async def _accepted(self, exchange: Exchange, entry: Entry) -> None:
+        """Wait until it is known that the request is good, where another server has to say so.
+
+        But no longer than a heartbeat: then the client has to hear something, and a refusal that
+        comes later is told in-band.
+        """
+        generation = entry.generation
+        if generation.accepted is None:
+            return
+        self._watch(exchange, entry)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(exchange.connection.settings.heartbeat_s or None):
+                await generation.accepted.wait()
+        if generation.failure is not None:
+            raise _refused(generation.failure)
 
     def _start(self, exchange: Exchange, generation: Generation, heartbeat: bytes) -> None:
         """Send the head now, not with the first token: the client knows that it is served."""
@@ -485,6 +501,11 @@ def _message_body(message: str | bytes) -> Mapping[str, Any]:
     if isinstance(message, bytes):
         raise BadRequest("send the request as a text message")
     return asks.parse_content(message.encode())
+
+
+def _refused(error: GenerationError) -> Refusal:
+    """A failure that comes while it can still be said with a status."""
+    return Refusal(error.status, str(error), error.type, fields=error.fields)
 
 
 def refusal_words(error: Exception) -> tuple[str, str, str | None]:

@@ -42,9 +42,14 @@ class EngineDown(Exception):
 
 
 class GenerationError(Exception):
-    """The reply can't go on; the text is safe to show."""
+    """The reply can't go on; the text is safe to show.
+
+    `status` and `fields` are for an answer whose head is not written yet.
+    """
 
     type = "model_error"
+    status = 500
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -133,6 +138,9 @@ class Generation:
         self.completion_tokens = 0
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self.failure: GenerationError | None = None  # when there is more to say than `error`
+        # Of an engine that asks another server: set when that takes the request, or at the end.
+        self.accepted: asyncio.Event | None = None
         self.matched_stop: str | None = None
         self.cancel_reason: str | None = None
         self.paused = False
@@ -194,7 +202,7 @@ class Generation:
     async def __anext__(self) -> str:
         while not self._pieces:
             if self.finish_reason == "error":
-                raise GenerationError(self.error or "the model failed")
+                raise self.failure or GenerationError(self.error or "the model failed")
             if self.finish_reason is not None:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()

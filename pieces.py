@@ -39,6 +39,7 @@ class BannedPhrase(GenerationError):
     """The reply was about to say something that it must not."""
 
     type = "content_filter"
+    status = 422
 
     def __init__(self) -> None:
         super().__init__("the reply was stopped by a filter")
