@@ -3,6 +3,7 @@
     experiments.py (this process)
       |-- client.py, as a module              measures
       |-- python server.py --port 0 ...       one for each set of flags, shared by the experiments
+      |-- python dated.py --port 0 ...        the same, for those that ask when the model ran
       |-- python proxy.py --port 0 ...        likewise
       `-- with_model(function, ...)           a bare model, in a process that the client's event
                                               loop does not share an interpreter with
@@ -17,6 +18,7 @@ Not here: what is asked and what is made of the answers (`experiments.py`, to be
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import functools
 import http.client
@@ -91,6 +93,7 @@ class Bench:
         self.model = self.flags["model"]  # the server tells what that is
         self._quiet = quiet
         self._urls: dict[tuple[str, ...], str] = {}
+        self._pids: dict[str, int] = {}
         self._stack = AsyncExitStack()
         self._pool: ProcessPoolExecutor | None = None
         self._bar: Any = None
@@ -114,7 +117,8 @@ class Bench:
         hidden = True if self._quiet else None
         self._bar = None if steps is None else tqdm(total=steps, desc=name, disable=hidden)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Count one step as done."""
         if self._bar is not None:
             self._bar.update()
 
@@ -122,9 +126,16 @@ class Bench:
 
     async def server(self, *flags: str) -> str:
         """Return the URL of a server with these flags added, started and warmed up."""
+        return await self._serve("server.py", *flags)
+
+    async def dated_server(self, *flags: str) -> str:
+        """Return the URL of a server that dates its model's passes: see `dated.py`."""
+        return await self._serve("dated.py", *flags)
+
+    async def _serve(self, script: str, *flags: str) -> str:
         settings = [f"--{name}={value}" for name, value in self.flags.items()]
-        started = ("server.py", *settings, *flags) in self._urls
-        url = await self._start("server.py", *settings, *flags)
+        started = (script, *settings, *flags) in self._urls
+        url = await self._start(script, *settings, *flags)
         if not started:  # the first passes through a model are slower than the rest
             await self.ask(f"{url}/complete", {"prompt": "Once upon a time", "max_tokens": 8})
         return url
@@ -145,8 +156,17 @@ class Bench:
             told: list[str] = []
             listening = asyncio.create_task(self._listen(process, told))
             self._stack.callback(listening.cancel)
-            self._urls[command] = await _url(script, process, listening, told)
+            url = self._urls[command] = await _url(script, process, listening, told)
+            self._pids[url] = process.pid
         return self._urls[command]
+
+    def memory(self, url: str) -> int | None:
+        """Return the bytes of memory that a server's process has; None where Linux is not."""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{self._pids[url]}/status").read_text(encoding="ascii")
+            if found := re.search(r"^VmRSS:\s*(\d+) kB$", status, re.MULTILINE):
+                return int(found[1]) * 1024
+        return None
 
     async def _listen(self, process: asyncio.subprocess.Process, told: list[str]) -> None:
         """Pass on what a process says to people, and learn from it which model runs."""
@@ -171,16 +191,31 @@ class Bench:
         reply = await client.ask(url, body, replace(options, timeout=REPLY_S))
         if reply.failure not in (None, Failure.CANCELLED):
             raise ExperimentError(f"{url}: {reply.failure}: {reply.error}")
-        self._step()
+        self.step()
         return reply
+
+    async def get(self, url: str) -> bytes:
+        """Return what a server tells at an address of its own."""
+        try:
+            return await asyncio.to_thread(_get, url)
+        except (OSError, http.client.HTTPException) as error:
+            raise ExperimentError(f"{url}: {error or type(error).__name__}") from error
 
     async def newest(self, url: str) -> dict[str, Any]:
         """Return what a server's log says of the newest request; it runs or has ended."""
-        try:
-            entries = await asyncio.to_thread(_get_log, url)
-        except (OSError, http.client.HTTPException) as error:
-            raise ExperimentError(f"{url}/log: {error or type(error).__name__}") from error
+        entries: list[dict[str, Any]] = json.loads(await self.get(f"{url}/log"))["requests"]
         return entries[-1] if entries else {"id": None}
+
+    async def idle(self, url: str) -> None:
+        """Wait until a server has nothing to do."""
+        try:
+            async with asyncio.timeout(NOTICE_S):
+                while True:
+                    if not json.loads(await self.get(f"{url}/health"))["running"]:
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ExperimentError(f"{url} was busy for {NOTICE_S:g} s") from None
 
     async def follow(
         self, url: str, before: dict[str, Any], until: Callable[[dict[str, Any]], bool]
@@ -212,7 +247,7 @@ class Bench:
             raise ExperimentError(str(error)) from error
         except BrokenProcessPool as error:
             raise ExperimentError("the process that held the model has died") from error
-        self._step()
+        self.step()
         return result
 
 
@@ -246,12 +281,16 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def _get_log(url: str) -> list[dict[str, Any]]:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=NOTICE_S)
+def _get(url: str) -> bytes:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=NOTICE_S)
     try:
-        connection.request("GET", "/log")
-        entries: list[dict[str, Any]] = json.load(connection.getresponse())["requests"]
-        return entries
+        connection.request("GET", parts.path)
+        response = connection.getresponse()
+        content = response.read()
+        if response.status != 200:
+            raise http.client.HTTPException(f"{response.status} {response.reason}")
+        return content
     finally:
         connection.close()
 

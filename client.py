@@ -21,7 +21,7 @@ import ssl
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import http1
@@ -49,7 +49,7 @@ class Session:
         self._origin: tuple[str, int, bool] | None = None
         self._wire: Wire | None = None
 
-    async def __aenter__(self) -> "Session":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -95,7 +95,7 @@ class Session:
         where = f"{target.host}:{target.port}"
         try:
             _, self._wire = await loop.create_connection(
-                Wire, target.host, target.port, ssl=context
+                self.protocol, target.host, target.port, ssl=context
             )
         except ssl.SSLError as exc:
             raise Failed(Failure.TLS, f"{where}: {os_words(exc)}") from None
@@ -103,6 +103,10 @@ class Session:
             raise Failed(Failure.CONNECT, f"{where}: {os_words(exc)}") from None
         reply.connect = time.perf_counter() - before
         return self._wire
+
+    def protocol(self) -> Wire:
+        """Return what is to handle a new connection."""
+        return Wire()
 
     async def close(self) -> None:
         """Close the connection; the session can be used again."""

@@ -1,6 +1,6 @@
 """The experiments: what streaming buys and what breaks it, measured beside what was published.
 
-    python experiments.py                       # all of them, in about two minutes
+    python experiments.py                       # all of them, in about five minutes
     python experiments.py three-ways proxy      # some
     python experiments.py --list
 
@@ -16,54 +16,30 @@ medians (nearest-rank), and ways that are compared take turns, so that a slow mi
 falls on all of them.
 
 Not here: processes, progress and the command (`bench.py`), tables and the report (`report.py`), the
-clock (`wire.py`) and what a measure means (`measures.py`). This is the last file of the tour.
+clock (`wire.py`) and what a measure means (`measures.py`), the engine under load
+(`load_experiments.py`, to be read next: its experiments are run by this command, too).
 """
 
 import asyncio
-import json
-import random
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import client
 import dialects
-import measures
 import websocket
-from bench import HERE, Bench, ExperimentError, experiment, main
+from bench import Bench, experiment, main
 from client import Options
 from detokenizer import REPLACEMENT, Detokenizer
-from generation import SamplingParams
 from measures import Reply
 from report import Finding, seconds, span, times
-
-TEXTS: list[dict[str, str]] = json.loads((HERE / "prompts.json").read_text(encoding="utf-8"))
-ENGLISH = [text for text in TEXTS if text["language"] == "en"]
-PROMPTS = [text["prompt"] for text in ENGLISH[:5]]
-
-TOKENS = 100
-SAMPLING: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.7, "top_p": 0.9, "seed": 1}
+from workload import ENGLISH, PROMPTS, TOKENS, body, median
 
 # How many pieces a client takes before it leaves or says stop.
 LEAVE_AFTER = 10
 
 # Silent reading of English prose: Brysbaert 2019, a meta-analysis of 190 studies.
 READER_WORDS_PER_MINUTE = 238
-
-
-def body(prompt: str, **more: Any) -> dict[str, Any]:
-    """Return a request for a reply of `TOKENS` tokens; the same request, the same reply."""
-    return {"prompt": prompt, **SAMPLING, **more}
-
-
-def median(values: Sequence[float | None]) -> float:
-    """Return the nearest-rank median; ExperimentError where there is nothing to measure."""
-    known = [value for value in values if value is not None]
-    found = measures.percentile(known, 50)
-    if found is None or len(known) < len(values):
-        raise ExperimentError("a reply had no text to measure")
-    return found
 
 
 # The same text in three ways
@@ -364,98 +340,8 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
     return [len(model.encode(text)) for text in texts]
 
 
-# Many clients
-
-CLIENTS = 16
-ROUNDS = 3
-
-
-@experiment("load")
-async def load(bench: Bench) -> Finding:
-    """The model without a server, one client alone, and sixteen at once."""
-    bench.expect(ROUNDS * (2 + CLIENTS) + 1, "load")
-    url = await bench.server()
-    params = SamplingParams(**SAMPLING)
-    await bench.with_model(bare_loop, PROMPTS[0], params)  # its first passes are slower
-    bare, one, many = [], [], []
-    alone: list[Reply] = []
-    together: list[Reply] = []
-    for index in range(ROUNDS):
-        prompt = PROMPTS[index]
-        bare.append(await bench.with_model(bare_loop, prompt, params))
-        alone += (replies := await _ask_together(bench, url, [prompt]))
-        one.append(_tokens_per_second(replies))
-        prompts = [text["prompt"] for text in TEXTS[:CLIENTS]]
-        together += (replies := await _ask_together(bench, url, prompts))
-        many.append(_tokens_per_second(replies))
-    per_token = 1 / median(bare)
-    return Finding(
-        [
-            "clients",
-            "first text",
-            "time per output token",
-            "tokens/s",
-            "tokens/s, lowest to highest",
-        ],
-        [
-            ["none: a bare loop", "n/a", seconds(per_token), f"{median(bare):.1f}", span(bare, 1)],
-            _load_row("1", alone, one),
-            _load_row(str(CLIENTS), together, many),
-        ],
-        f"{ROUNDS} rounds of all three in turn, {TOKENS} tokens a reply, medians",
-        [
-            f"One client against the bare loop: {_ratio(one, bare)}, goal: at least 0.9x.",
-            f"{CLIENTS} clients against one: {_ratio(many, one)}, goal: at least 5x.",
-            "Tokens/s: of all replies of a round, from the requests to the last text.",
-        ],
-        bench.model,
-    )
-
-
-def bare_loop(model: Any, prompt: str, params: SamplingParams) -> float:
-    """Generate one reply without engine or server; return tokens a second, the prompt included."""
-    began = time.perf_counter()
-    ids = model.encode(prompt)
-    draws = random.Random(params.seed)
-    length = len(ids)
-    logits = model.prefill(0, ids)
-    while True:
-        ids.append(model.choose(logits, 0, params, ids, draws))
-        if ids[-1] in model.eos_ids or len(ids) - length == params.max_tokens:
-            break
-        logits = model.decode([0], [ids[-1]])
-    model.text(ids[length:])
-    model.truncate(0, 0)
-    return (len(ids) - length) / (time.perf_counter() - began)
-
-
-async def _ask_together(bench: Bench, url: str, prompts: Sequence[str]) -> list[Reply]:
-    asking = (bench.ask(f"{url}/stream", body(prompt, usage=True)) for prompt in prompts)
-    return await asyncio.gather(*asking)
-
-
-def _tokens_per_second(replies: Sequence[Reply]) -> float:
-    """Return the tokens of replies that were asked for at once over the time to the last text."""
-    last = max(reply.last_text or 0 for reply in replies)
-    return sum(reply.completion_tokens or 0 for reply in replies) / last
-
-
-def _load_row(clients: str, replies: Sequence[Reply], rates: Sequence[float]) -> list[str]:
-    return [
-        clients,
-        seconds(median([reply.first_text for reply in replies])),
-        seconds(median([reply.time_per_output_token().seconds for reply in replies])),
-        f"{median(rates):.1f}",
-        span(rates, 1),
-    ]
-
-
-def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:
-    """Compare round by round, a slow one being slow in both; and the fastest with the fastest."""
-    ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-    fastest = times(max(rates) / max(base))
-    return f"{times(median(ratios))} (by round {', '.join(map(times, ratios))}; fastest {fastest})"
-
+# These register themselves, behind the ones above: the report has their order.
+import load_experiments  # noqa: E402, F401
 
 if __name__ == "__main__":
     sys.exit(main())

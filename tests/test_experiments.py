@@ -10,46 +10,24 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from fakes import FakeModel
 from require import require
 
-from generation import SamplingParams
 from measures import Event, Mode, Reply
 
 require("tqdm")
+from benches import FastBench, cells  # noqa: E402
+
 import experiments  # noqa: E402
 from bench import HERE, Bench, ExperimentError  # noqa: E402
 
-SIMULATED = {"model": "simulated", "delay-ms": "1", "jitter-ms": "0"}
-
 # One event loop, one bench: servers are shared as in a run.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class FastBench(Bench):
-    """Real servers with a simulated model, and a bare model of bytes in this process."""
-
-    def __init__(self, relay=None):
-        super().__init__(SIMULATED, quiet=True)
-        self._relay = relay
-
-    async def server(self, *flags):
-        url = await super().server(*flags)
-        return await self._relay.before(url) if self._relay else url
-
-    async def with_model(self, function, *args, **kwargs):
-        return function(FakeModel(context=4096), *args, **kwargs)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench():
     async with FastBench() as bench:
         yield bench
-
-
-def cells(finding, *columns):
-    """The rows of a finding, reduced to some columns."""
-    return [tuple(row[finding.header.index(column)] for column in columns) for row in finding.rows]
 
 
 class Relay:
@@ -177,7 +155,7 @@ class TestReadingSpeed:
         texts = [text["human"] for text in experiments.ENGLISH]
         per_word = sum(len(t.encode()) for t in texts) / sum(len(t.split()) for t in texts)
         assert measured["tokens per word"] == f"{per_word:.2f}"
-        assert 0 < float(measured["generated, tokens/s"]) <= 1000
+        assert float(measured["generated, tokens/s"]) > 0
 
     async def test_the_published_figures_follow_from_two(self):
         rows = experiments.reading_rows(1.38, 21.2)
@@ -189,25 +167,6 @@ class TestReadingSpeed:
             "3.3 s, 12.6 s",
             "19.5 s, 75.6 s",
         ]
-
-
-class TestLoad:
-    async def test_rows_and_notes(self, bench):
-        finding = await experiments.load(bench)
-        assert [row[0] for row in finding.rows] == ["none: a bare loop", "1", "16"]
-        assert all(float(rate) > 0 for (rate,) in cells(finding, "tokens/s"))
-
-    async def test_the_bare_loop_leaves_its_row_free(self):
-        model = FakeModel(context=4096)
-        params = SamplingParams(max_tokens=9)
-        assert experiments.bare_loop(model, "prompt", params) > 0
-        assert [name for name, _ in model.calls] == ["prefill", *["decode"] * 8]
-        assert model.cache[0] == []
-
-    async def test_rounds_are_compared_one_by_one(self):
-        assert experiments._ratio([9, 1, 8], [10, 1, 10]) == (
-            "0.90x (by round 0.90x, 1.00x, 0.80x; fastest 0.90x)"
-        )
 
 
 class TestBench:
@@ -265,7 +224,9 @@ class TestCommand:
         assert "experiments.py: stop: server.py did not start" in err
 
     async def test_names(self):
-        assert (await self.run("--list"))[1].splitlines()[0].startswith("three-ways ")
+        names = [line.split()[0] for line in (await self.run("--list"))[1].splitlines()]
+        assert names[0] == "three-ways"
+        assert names[-5:] == ["load", "stall", "not-reading", "chat", "added"]
         code, _, err = await self.run("four-ways")
         assert code == 2
         assert "no experiment four-ways: choose from three-ways, leave" in err
@@ -304,7 +265,3 @@ class TestRealModel:
         _, alone, pieces = experiments.decode_both_ways(real_model, experiments.SENTENCE)
         assert any("\N{REPLACEMENT CHARACTER}" in piece for piece in alone)
         assert "".join(pieces) == experiments.SENTENCE
-
-    async def test_bare_loop(self, real_model):
-        params = SamplingParams(max_tokens=3, seed=1)
-        assert experiments.bare_loop(real_model, "One, two,", params) > 0

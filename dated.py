@@ -1,0 +1,80 @@
+"""A server that dates what its model does: for experiments that tell the two apart.
+
+    python dated.py --port 0 ...        everything that server.py takes
+    GET /passes                         [["decode", began, ended], ...] since it was asked last
+
+`time.perf_counter` is one clock for all processes of a machine, so these dates can be laid beside
+those of the measuring client.
+
+Not here: the server itself (`server.py`), unchanged: only its model is wrapped.
+Read next: `load_experiments.py`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import server
+from connection import Exchange
+from delivery import JSON, AnyEngine
+from dialects import to_json
+from engine import Engine
+
+DATED = ("prefill", "decode", "choose")
+
+Pass = tuple[str, float, float]
+
+
+class DatedModel:
+    """A model whose passes, and choices after them, are dated; otherwise the one it is given."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.passes: list[Pass] = []
+        for name in DATED:
+            setattr(self, name, self._dated(name, getattr(model, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def _dated(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def dated(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = call(*args, **kwargs)
+            self.passes.append((name, began, time.perf_counter()))
+            return result
+
+        return dated
+
+
+class DatedServer(server.Server):
+    """A server with one route more."""
+
+    def __init__(self, engine: AnyEngine, options: server.Options) -> None:
+        super().__init__(engine, options)
+        self._routes["/passes"] = {"GET": self._passes}
+
+    async def _passes(self, exchange: Exchange) -> None:
+        passes: list[Pass] = []
+        if isinstance(self.engine, Engine):  # the simulated one has no model
+            model: Any = self.engine.model
+            passes, model.passes = model.passes, passes
+        exchange.respond(200, to_json({"passes": passes}).encode(), JSON)
+
+
+def make_engine(args: argparse.Namespace) -> AnyEngine:
+    """Make the engine that `server.py` makes, around a model that dates its passes."""
+    engine = _make_engine(args)
+    if isinstance(engine, Engine):
+        engine.model = DatedModel(engine.model)
+    return engine
+
+
+_make_engine = server.make_engine
+
+if __name__ == "__main__":
+    server.make_engine = make_engine
+    server.Server = DatedServer  # type: ignore[misc]
+    sys.exit(server.main())

@@ -1,0 +1,32 @@
+"""What the experiments ask for: prompts, sampling, and the median of what came of it.
+
+Read next: `experiments.py`.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import measures
+from bench import HERE, ExperimentError
+
+TEXTS: list[dict[str, str]] = json.loads((HERE / "prompts.json").read_text(encoding="utf-8"))
+ENGLISH = [text for text in TEXTS if text["language"] == "en"]
+PROMPTS = [text["prompt"] for text in ENGLISH[:5]]
+
+TOKENS = 100
+SAMPLING: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.7, "top_p": 0.9, "seed": 1}
+
+
+def body(prompt: str, **more: Any) -> dict[str, Any]:
+    """Return a request for a reply of `TOKENS` tokens; the same request, the same reply."""
+    return {"prompt": prompt, **SAMPLING, **more}
+
+
+def median(values: Sequence[float | None]) -> float:
+    """Return the nearest-rank median; ExperimentError where there is nothing to measure."""
+    known = [value for value in values if value is not None]
+    found = measures.percentile(known, 50)
+    if found is None or len(known) < len(values):
+        raise ExperimentError("a reply had no text to measure")
+    return found
