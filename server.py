@@ -2,6 +2,7 @@
 
     python server.py                      the default model on http://127.0.0.1:8765
     python server.py --model simulated    words on a schedule, nothing to install
+    python server.py --upstream URL       in front of any OpenAI-compatible server, the same
 
 A request comes from `connection.py` as an exchange; here its method and path are given a handler,
 or it is refused. Replies are `delivery.py`'s; what is left is to tell how the server is doing.
@@ -47,6 +48,7 @@ from engine import Engine
 from generation import BadRequest, EngineDown, QueueFull
 from pieces import Banned
 from simulated import SimulatedEngine
+from upstream import UpstreamEngine
 
 TEXT = "text/plain; charset=utf-8"
 # Connections that the kernel accepts for us while we are busy.
@@ -242,6 +244,9 @@ class Server:
             "running": self.engine.running,
             "waiting": self.engine.waiting,
         }
+        if isinstance(self.engine, UpstreamEngine):
+            state["upstream"] = str(self.engine.outbound.address)
+            state["model"] = self.engine.model  # null until the server there has named it
         self._tell(exchange, 200 if failure is None else 503, to_json(state), JSON)
 
     async def _metrics(self, exchange: Exchange) -> None:
@@ -300,6 +305,10 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--delay-ms", 33.0, "simulated: between two words"),
     ("--jitter-ms", 8.0, "simulated: more or less"),
     ("--first-delay-ms", 0.0, "simulated: before the first word"),
+    ("--upstream", "", "relay to the OpenAI-compatible server at this URL; no model is loaded"),
+    ("--upstream-key-env", "", "upstream: the environment variable that holds its API key"),
+    ("--upstream-model", "", "upstream: the model to ask for; the first in its list if not given"),
+    ("--upstream-timeout", 120.0, "upstream: seconds without a byte from it before it is given up"),
 )
 
 
@@ -343,6 +352,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"argument --slow-client: one of {', '.join(SLOW_CLIENT)}")
     if args.rows == 0:
         parser.error("argument --rows: at least 1")
+    try:
+        if args.upstream:
+            make_upstream(args)
+    except ValueError as error:
+        parser.error(f"argument --upstream: {error}")
     return args
 
 
@@ -374,8 +388,24 @@ def make_options(args: argparse.Namespace) -> Options:
     return Options(args.model, access, policy, settings, args.connections)
 
 
+def make_upstream(args: argparse.Namespace) -> UpstreamEngine:
+    """Set up the relay to another server. ValueError when a flag can't be used."""
+    key = None
+    if args.upstream_key_env and not (key := os.environ.get(args.upstream_key_env)):
+        raise ValueError(f"the environment variable {args.upstream_key_env} is not set")
+    return UpstreamEngine(
+        args.upstream,
+        key,
+        model=args.upstream_model or None,
+        timeout_s=args.upstream_timeout,
+        max_waiting=args.rows + args.queue,
+    )
+
+
 def make_engine(args: argparse.Namespace) -> AnyEngine:
-    """Load the model, or set up the stand-in."""
+    """Load the model, or set up a stand-in: another server, or words on a schedule."""
+    if args.upstream:
+        return make_upstream(args)
     if args.model == "simulated":
         return SimulatedEngine(
             args.seed,
