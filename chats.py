@@ -55,10 +55,11 @@ def text_of(content: object, where: str, kinds: tuple[str, ...] = ("text",)) -> 
         return content
     if not isinstance(content, list) or not content:
         raise BadRequest(f"{where} must be a string or a list of parts", where)
-    return "\n".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
+    return "\n".join(part_text(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
 
 
-def _part(part: object, where: str, kinds: tuple[str, ...]) -> str:
+def part_text(part: object, where: str, kinds: tuple[str, ...] = ("text",)) -> str:
+    """The text of one part."""
     if not isinstance(part, dict) or part.get("type") not in kinds:
         kind = part.get("type") if isinstance(part, dict) else None
         what = f"parts of type {kind[:100]!r}" if isinstance(kind, str) else "such parts"
@@ -133,8 +134,6 @@ def parse_sampling(
 ) -> SamplingParams:
     """Read the sampling fields; `names` says what each is called by the provider."""
     given = {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
-    if "stop" in given:
-        given["stop"] = stops(given["stop"])
     tokens = given.get("max_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool):
         given["max_tokens"] = min(tokens, MAX_TOKENS)
@@ -143,6 +142,8 @@ def parse_sampling(
             raise BadRequest("structured output is not supported here", "schema")
         given["schema"] = schema
     try:
+        if "stop" in given:
+            given["stop"] = stops(given["stop"])
         return SamplingParams(**{**DEFAULTS, **given})
     except BadRequest as error:
         theirs = {ours: theirs for theirs, ours in names.items()}.get(error.field or "")

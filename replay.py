@@ -18,6 +18,7 @@ Read next: `connection.py`.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -43,7 +44,10 @@ def parse_event_id(text: str) -> tuple[str, int]:
 
 
 class Replay:
-    """One resumable reply: its events so far, and those who follow it."""
+    """One resumable reply: its events so far, and those who follow it.
+
+    `grace_s` is how long it goes on while nobody does: infinite where nobody needs to.
+    """
 
     def __init__(self, generation: Generation, grace_s: float) -> None:
         self.generation = generation
@@ -101,7 +105,7 @@ class Replay:
 
     def _wait_for_followers(self) -> None:
         """With none, give the reply up after the grace time, unless one comes."""
-        if not self._followers and not self.complete:
+        if not self._followers and not self.complete and self._grace_s < math.inf:
             loop = asyncio.get_running_loop()
             self._abandonment = loop.call_later(self._grace_s, self._abandon)
 

@@ -1,0 +1,128 @@
+"""Replies in the background: `/v1/responses` with `background: true`, and what can be done with it.
+
+    POST /v1/responses                                   begins a reply that no connection owns
+    GET  /v1/responses/ID                                the response object as it is now
+    GET  /v1/responses/ID?stream=true&starting_after=N   the events after number N, then live ones
+    POST /v1/responses/ID/cancel                         stops it; the response object
+
+It is a `Replay` (`replay.py`) that holds each event by itself, so that an event's sequence number
+is its place. Nobody needs to follow it: it goes on to its end, which `max_output_tokens` and the
+context bound, and is kept for a while after that. The response object is read from its events:
+the first one says what was asked for, the last one all that came of it.
+
+OpenAI API reference: Background mode.
+Read next: `server.py`.
+"""
+
+import functools
+import json
+import math
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from access import Refusal
+from asks import Ask
+from connection import Exchange
+from delivery import STREAM_FIELDS, Delivery, Entry
+from dialects import Dialect
+from generation import BadRequest
+from replay import Replay, Tell
+
+RESPONSE_ID = re.compile(r"resp_([0-9a-f]{1,32})", re.ASCII)
+
+
+class BackgroundReply(Replay):
+    """One that was begun here: the store has native ones, too."""
+
+
+class Background:
+    """The handlers of `/v1/responses`."""
+
+    def __init__(self, delivery: Delivery, dialect: Dialect) -> None:
+        self._delivery = delivery
+        self._dialect = dialect
+
+    async def create(self, exchange: Exchange) -> None:
+        """`POST /v1/responses`, in the background or not."""
+        ask = await self._delivery.ask(exchange, self._dialect)
+        if ask.background:
+            await self._begin(exchange, ask)
+        else:
+            await self._delivery.answer(exchange, self._dialect, ask)
+
+    async def _begin(self, exchange: Exchange, ask: Ask) -> None:
+        entry = await self._delivery.begin(exchange, ask)
+        events = self._dialect.events(ask, entry.generation)
+        replay = BackgroundReply(entry.generation, grace_s=math.inf)
+        told = one_at_a_time(self._delivery.told(entry, ask, events))
+        self._delivery.replays.add(replay, told)
+        if ask.stream:
+            await self._delivery.follow(exchange, replay, 0, entry, ask.faults)
+        else:
+            await self._tell(exchange, replay)
+
+    async def retrieve(self, exchange: Exchange) -> None:
+        """`GET /v1/responses/ID`: the response, or its events."""
+        replay = self._find(exchange)
+        query = dict(exchange.request.query)
+        if query.get("stream", "false") not in ("true", "false"):
+            raise BadRequest("stream must be true or false", "stream")
+        if query.get("stream") != "true":
+            await self._tell(exchange, replay)
+            return
+        after = query.get("starting_after")
+        if after is not None and not re.fullmatch("[0-9]{1,9}", after):
+            raise BadRequest("starting_after must be a sequence number", "starting_after")
+        # Numbers begin at 0: after number N there are N + 1 events less.
+        seen = 0 if after is None else int(after) + 1
+        if replay.complete and seen > len(replay.events):
+            raise BadRequest("starting_after is ahead of the response", "starting_after")
+        if exchange.request.method == "HEAD":
+            exchange.respond_empty(200, STREAM_FIELDS)
+            return
+        generation = replay.generation
+        entry = self._delivery.find(generation.id) or Entry("/v1/responses", generation)
+        await self._delivery.follow(exchange, replay, seen, entry)
+
+    async def cancel(self, exchange: Exchange) -> None:
+        """`POST /v1/responses/ID/cancel`; of one that has ended, what came of it."""
+        replay = self._find(exchange)
+        replay.generation.cancel("cancelled by id")
+        async with aclosing(replay.follow(len(replay.events), lambda: True)) as rest:
+            async for _ in rest:
+                pass
+        await self._tell(exchange, replay)
+
+    def _find(self, exchange: Exchange) -> BackgroundReply:
+        name = exchange.request.path.split("/")[3]
+        match = RESPONSE_ID.fullmatch(name)
+        replay = self._delivery.replays.get(f"reply-{match[1]}") if match else None
+        if not isinstance(replay, BackgroundReply):
+            message = "this response is unknown, or no longer kept; those in the background are"
+            raise Refusal(404, message, "not_found")
+        return replay
+
+    async def _tell(self, exchange: Exchange, replay: Replay) -> None:
+        """Answer with the response object as the newest event that has it tells it."""
+        async with aclosing(replay.follow(0, lambda: True)) as events:
+            first = await anext(events)
+        newest = replay.events[-1] if replay.whole else first
+        data = newest.partition(b"\ndata: ")[2]
+        self._delivery.tell(exchange, json.loads(data)["response"])
+
+
+async def one_at_a_time(told: AsyncGenerator[Tell, None]) -> AsyncGenerator[Tell, None]:
+    """Each event by itself, where several are told at once."""
+    async with aclosing(told):
+        async for tell, is_end in told:
+            # JSON has no line ends: only the end of an event is an empty line.
+            *events, last = (event + b"\n\n" for event in tell(None).split(b"\n\n")[:-1])
+            for event in events:
+                yield functools.partial(_as_it_is, event), False
+            yield functools.partial(_as_it_is, last), is_end
+
+
+def _as_it_is(event: bytes, id: str | None) -> bytes:
+    """These events have no id: their numbers stand in their data."""
+    return event
