@@ -389,8 +389,12 @@ def _repeated(
     }
 
 
-def _format(body: Mapping[str, Any]) -> Any:
-    text = body.get("text", {})
-    if not isinstance(text, dict):
-        raise BadRequest("text must be an object", "text")
-    return text.get("format")
+def _format(body: Mapping[str, Any]) -> object:
+    match body.get("text", {}):
+        case {"format": {"type": "json_schema", "name": str()} as format}:
+            return format
+        case {"format": {"type": "json_schema"}}:
+            raise BadRequest("text.format.name must be a string", "text.format.name")
+        case dict() as text:
+            return text.get("format")
+    raise BadRequest("text must be an object", "text")

@@ -342,6 +342,7 @@ REFUSED = [
     ({"text": {"format": {"type": "grammar"}}}, "text.format"),
     ({"text": {"format": 5}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"tools": 5}, "tools"),
     ({"tools": [5]}, "tools[0]"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -368,6 +369,13 @@ async def test_refused_by_name(fields: Any, name: str) -> None:
             error = answer.json()["error"]
             assert set(error) == {"message", "type", "param", "code"}
             assert (error["type"], error["param"]) == ("invalid_request_error", name)
+
+
+async def test_the_simulated_engine_follows_no_schema() -> None:
+    async with serving() as running:
+        answer = await running.ask("POST", "/v1/responses", {**ASK, **FORCED, "stream": True})
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == "schema"
 
 
 async def test_what_asks_for_nothing_is_let_through() -> None:
