@@ -5,21 +5,23 @@ made, so that a bad number is a 400 that names its field and never reaches the m
 is the consumer's end of the queue between the generation thread and the event loop: everything
 here runs on the event loop.
 
-Read next: `engine.py`, which fills it.
+Read next: `run.py`, the same reply as the thread sees it.
 """
 
 import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 # More would cost time at each piece and serves nobody; the providers allow 4.
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 500
+# As many alternatives to a token as OpenAI gives.
+MAX_LOGPROBS = 20
 # Below this the division of the logits would overflow before it changed any choice.
 GREEDY_BELOW = 0.01
 
@@ -68,7 +70,9 @@ class SamplingParams:
     """How to choose the next token, and when to stop.
 
     `temperature` 0 (or below 0.01) is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws
-    from the operating system. Raises `BadRequest` that names the field.
+    from the operating system. `logprobs` asks for log probabilities, of each token and of so many
+    alternatives to it: `Generation.take_logprobs`. With a JSON `schema` the reply is one JSON
+    document that fits it: `constraint.py`. Raises `BadRequest` that names the field.
     """
 
     max_tokens: int = 100
@@ -78,6 +82,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    schema: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, 1_000_000)
@@ -92,6 +98,10 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**64 - 1)
         self._check_stop()
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.schema is not None and not isinstance(self.schema, Mapping):
+            raise BadRequest("schema must be an object", "schema")
 
     def _check_stop(self) -> None:
         if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOPS:
@@ -104,6 +114,26 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of the probability that the model gave it.
+
+    `raw` holds its bytes, which may be half a character; `token` the same as text, with U+FFFD for
+    halves. Of a special token `token` is the name, and `raw` is empty: it has no text. `top` holds
+    the likeliest tokens in its place, likeliest first, as many as were asked for: the token itself
+    may be among them or, being less likely, not.
+
+    The distribution is the model's own, the softmax of its logits: before the temperature, the
+    repetition penalty, the filters and the schema, which decide what is drawn. So do OpenAI and, by
+    default, vLLM (`logprobs_mode=raw_logprobs`).
+    """
+
+    token: str
+    raw: bytes
+    logprob: float
+    top: tuple["TokenLogprob", ...] = ()
 
 
 @dataclass(slots=True)
@@ -149,7 +179,8 @@ class Generation:
         self.duration: float | None = None  # seconds from `submitted` to the end
         self.on_finish: Callable[[Generation], None] | None = None  # called once, at the end
         self._notify = notify  # wakes the engine when a flag above has changed
-        self._pieces: deque[str] = deque()
+        self._pieces: deque[tuple[str, Sequence[TokenLogprob]]] = deque()
+        self._logprobs: list[TokenLogprob] = []
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -183,10 +214,30 @@ class Generation:
         if self._notify is not None:
             self._notify()
 
-    def deliver(self, piece: str, finish_reason: str | None = None) -> None:
-        """Take in what one step made for this reply (called by the engine, on the event loop)."""
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """What `SamplingParams.logprobs` asked for, of the tokens in the pieces taken so far.
+
+        Each token is told of once, in order, as soon as a piece has been taken that holds the first
+        of its text; so the text so far always begins, or is, the text of the tokens told of so far.
+        What is not sent is not told of: tokens that wait for the rest of a character or may become
+        a stop string, those of a stop string, and the end-of-sequence token. A token that lies on
+        the edge of a stop string is told of whole.
+        """
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def deliver(
+        self,
+        piece: str,
+        finish_reason: str | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> None:
+        """Take in what one step made for this reply (called by the engine, on the event loop).
+
+        `logprobs` tells of the tokens that begin in `piece`.
+        """
         if piece:
-            self._pieces.append(piece)
+            self._pieces.append((piece, logprobs))
         if finish_reason is not None:
             self.finish_reason = finish_reason
             self.duration = time.monotonic() - self.submitted
@@ -207,7 +258,9 @@ class Generation:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._pieces.popleft()
+        piece, logprobs = self._pieces.popleft()
+        self._logprobs += logprobs
+        return piece
 
     async def aclose(self) -> None:
         """Cancel what is still running: a reply is closed like any asynchronous generator."""

@@ -24,7 +24,8 @@ in the same portions.
 This is the only file that imports torch and transformers.
 
 Not here: which row serves whom, and when (`engine.py`); chats and text to ids and back
-(`tokenizer.py`); penalties, filters and draws (`sampling.py`); where the weights come from
+(`tokenizer.py`); penalties, filters and draws (`sampling.py`); what a JSON schema allows
+(`constraint.py`); where the weights come from
 (`weights.py`); the layers' arithmetic, which is transformers', so that other models than the
 default work too; attention windows shorter than a row, and layers that keep a state instead of keys
 and values.
@@ -37,7 +38,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sampling
 import weights
+from constraint import Constraint, Vocabulary
 from tokenizer import ChatTokenizer, Message
 from weights import ModelError
 
@@ -69,7 +71,7 @@ BLOCK = 64
 class LanguageModel:
     """A causal language model, its tokenizer and its cache rows.
 
-    `encode` and `text` are safe in any thread; the rest is for one thread at a time.
+    `encode`, `text` and `constraint` are safe in any thread; the rest is for one at a time.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class LanguageModel:
         self._lengths = [0] * rows
         self._network = network
         self._tokenizer = ChatTokenizer(tokenizer)
+        self._vocabulary = Vocabulary(tokenizer, self.eos_ids)
         # transformers renames the argument, model by model.
         renamed = "cache" in inspect.signature(network.forward).parameters
         self._cache_argument = "cache" if renamed else "past_key_values"
@@ -191,20 +194,41 @@ class LanguageModel:
         params: sampling.Sampling,
         history: Sequence[int],
         random: random.Random,
+        allowed: sampling.Ids | None = None,
     ) -> int:
         """Return the next id for line `index`; `history` is the ids so far, prompt included.
 
-        Greedy at temperature 0; otherwise one number is drawn from `random`. Raises RuntimeError
-        when the model has computed something that is not a number.
+        It is one of `allowed`, as a constraint gives them, if that is not None. Greedy at
+        temperature 0; otherwise one number is drawn from `random`. Raises RuntimeError when the
+        model has computed something that is not a number.
         """
         highest, best = logits.best(index)
         if not math.isfinite(highest):
             # What is no number spreads by attention: leave none for the row's next user to read.
             self._cache.clear(logits.rows[index])
             raise RuntimeError("the model computed logits that are not finite numbers")
-        if params.temperature == 0 and params.repetition_penalty == 1:
+        if params.temperature == 0 and params.repetition_penalty == 1 and allowed is None:
             return best
-        return sampling.choose(logits.line(index), params, history, random)
+        return sampling.choose(logits.line(index), params, history, random, allowed)
+
+    def constraint(self, schema: Mapping[str, Any]) -> Constraint:
+        """Return what keeps one reply to a JSON schema; ValueError when nothing can."""
+        return self._vocabulary.constraint(schema)
+
+    def logprobs(
+        self, logits: "Logits", index: int, token: int, count: int
+    ) -> list[tuple[int, float]]:
+        """Return `token`, then the `count` likeliest ids of line `index`, with log probabilities.
+
+        They are of the model's own distribution: no temperature, no filter, no constraint.
+        """
+        return sampling.logprobs(logits.line(index), token, count)
+
+    def token(self, id: int) -> tuple[str, bytes]:
+        """Return a token as text, or a special one's name, and the bytes it adds to a reply."""
+        raw = self._vocabulary.raw(id)
+        has_text = self.text([id, id]) != ""  # Two: a text's first space is sometimes dropped.
+        return raw.decode(errors="replace"), raw if has_text else b""
 
     def _claim(self, rows: Sequence[int], count: int) -> None:
         longest = max(self._lengths[row] for row in rows) + count

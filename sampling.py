@@ -1,16 +1,18 @@
 """From one line of logits to one token id: the penalty, the filters and the draw.
 
-    logits -> repetition penalty -> temperature -> top-k -> top-p -> one draw -> id
+    logits -> repetition penalty -> allowed ids -> temperature -> top-k -> top-p -> one draw -> id
 
 The order is the field's, and transformers': the penalty (Keskar et al. 2019, CTRL, section 4.1),
+the ids that a schema allows, if there is one (`constraint.py`), then for those alone the
 temperature, the k likeliest ids, and the nucleus, the smallest set of likeliest ids that together
 have at least the probability p (Holtzman et al. 2020, section 3.1).
 
 The draw is one number from the request's own generator, put through the inverse of the cumulative
 distribution. There is no global seed: what a request draws depends on its own seed alone.
 
-Not here: presence and frequency penalties, `min_p`, beam search; where logits come from (`lm.py`,
-the next file to read).
+Not here: presence and frequency penalties, `min_p`, beam search; where logits come from (`lm.py`).
+
+Read next: `constraint.py`.
 """
 
 import random
@@ -48,13 +50,27 @@ class Sampling(Protocol):
         """1 changes nothing."""
 
 
-def choose(line: Floats, params: Sampling, history: Sequence[int], random: random.Random) -> int:
+def choose(
+    line: Floats,
+    params: Sampling,
+    history: Sequence[int],
+    random: random.Random,
+    allowed: Ids | None = None,
+) -> int:
     """Return the next id; draw exactly one number from `random`, or none at temperature 0.
 
-    `line` holds every id's logit and is left as it is; `history` the ids so far, prompt included.
+    `line` holds every id's logit and is left as it is; `history` the ids so far, prompt included;
+    `allowed` the ids to choose from, ascending, None for all.
     """
     if params.repetition_penalty != 1:
         line = penalized(line, history, params.repetition_penalty)
+    if allowed is None:
+        return drawn(line, params, random)
+    return int(allowed[drawn(line[allowed], params, random)])
+
+
+def drawn(line: Floats, params: Sampling, random: random.Random) -> int:
+    """Return the place of the choice in a line of logits."""
     if params.temperature == 0:
         return int(line.argmax())  # The lowest id of equals.
     # The highest becomes 0 before the division, so that no temperature overflows it.
@@ -68,6 +84,19 @@ def choose(line: Floats, params: Sampling, history: Sequence[int], random: rando
     # Rounding can carry the product to the very end, past the last id that has any probability.
     place = min(place, np.searchsorted(cumulated, cumulated[-1], side="left"))
     return int(place if ids is None else ids[place])
+
+
+def logprobs(line: Floats, token: int, count: int) -> list[tuple[int, float]]:
+    """Return `token`, then the `count` likeliest ids, each with its log probability.
+
+    The probabilities are the softmax of the logits as they are. Of equals the lowest id is first.
+    """
+    line = line - line.max()
+    total = np.log(np.exp(line).sum(dtype=np.float64))
+    border = np.partition(line, len(line) - count)[len(line) - count] if count else np.inf
+    ids = np.flatnonzero(line >= border)  # All equals of the last, of which the lowest stay.
+    top = ids[np.argsort(-line[ids], kind="stable")][:count]
+    return [(int(id), float(line[id] - total)) for id in (token, *top)]
 
 
 def penalized(line: Floats, history: Sequence[int], penalty: float) -> Floats:

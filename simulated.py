@@ -15,7 +15,8 @@ Faults are asked for by a field of the request and strike after so many words:
 
 The first two are made by `SimulatedEngine`, the others by `faulty`, on the way to the socket.
 
-Not here: rows, batches, sampling. Read next: `dialects.py`.
+Not here: rows, batches, sampling; `schema` and `logprobs`, which are refused: words drawn from a
+list fit no schema and have no probabilities worth telling. Read next: `dialects.py`.
 """
 
 import asyncio
@@ -103,6 +104,10 @@ class SimulatedEngine:
         ids = token_ids(prompt, self.encode)
         if not ids:
             raise BadRequest("the prompt is empty", "prompt")
+        if params.schema is not None:
+            raise BadRequest("the simulated engine can't follow a schema", "schema")
+        if params.logprobs is not None:
+            raise BadRequest("the simulated engine has no probabilities", "logprobs")
         number = next(self._numbers)
         draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
         schedule = Schedule(self, len(ids), params, draw, faults or {})

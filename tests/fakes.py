@@ -1,11 +1,33 @@
 """A model that tests can script, slow down, stop at a step, and break."""
 
+import json
+import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 EOS = 256
+
+
+class FakeConstraint:
+    """Keeps a reply to one JSON document, the `const` of its schema, byte by byte."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        if "const" not in schema:
+            raise ValueError("the fake constraint needs a const")
+        self.rest = json.dumps(schema["const"], ensure_ascii=False).encode()
+
+    @property
+    def finished(self) -> bool:
+        return not self.rest
+
+    def allowed(self) -> list[int]:
+        return [self.rest[0]]
+
+    def accept(self, token: int) -> None:
+        assert token == self.rest[0]
+        self.rest = self.rest[1:]
 
 
 class FakeModel:
@@ -73,14 +95,28 @@ class FakeModel:
         params: Any,
         history: Sequence[int],
         random: random.Random,
+        allowed: Sequence[int] | None = None,
     ) -> int:
         assert logits[index] == list(history), "the cache does not hold the history"
         if self.fail_choose(history):
             raise ValueError("a fault in choose")
         if self.script is not None:
-            return self.script(history)
-        draw = 0 if params.greedy else random.randrange(26)
-        return 97 + (sum(i * id for i, id in enumerate(history[-9:], 1)) + draw) % 26
+            choice = self.script(history)
+        else:
+            draw = 0 if params.greedy else random.randrange(26)
+            choice = 97 + (sum(i * id for i, id in enumerate(history[-9:], 1)) + draw) % 26
+        return choice if allowed is None else allowed[choice % len(allowed)]
+
+    def constraint(self, schema: Mapping[str, Any]) -> FakeConstraint:
+        return FakeConstraint(schema)
+
+    def logprobs(self, logits: Any, index: int, token: int, count: int) -> list[tuple[int, float]]:
+        """Every byte has a 256th of the probability."""
+        return [(id, -math.log(256)) for id in (token, *range(97, 97 + count))]
+
+    def token(self, id: int) -> tuple[str, bytes]:
+        raw = bytes([id]) if id < 256 else b""
+        return raw.decode(errors="replace") or "<end>", raw
 
     def truncate(self, row: int, length: int) -> None:
         del self.cache[row][length:]

@@ -1,0 +1,224 @@
+"""Structured output: of all tokens, those that keep a reply a prefix of a valid JSON document.
+
+    {"type": "object",                  the reply so far      what may come next
+     "properties": {                    ""                    {   {"   {"ci   ...
+       "city": {"type": "string"},      {"city": "Par         is   is"   is",   any text, ...
+       "rainy": {"type": "boolean"}},   {"city": "Paris",     "   " (a space first)   "ra   ...
+     "required": ["city", "rainy"]}     ... "rainy": tr       ue   u
+                                        ... "rainy": true     }
+
+A JSON schema is compiled to a grammar. After each token a parser of that grammar walks through the
+vocabulary, arranged as a tree of bytes, and marks the tokens that it could read on with; the others
+are ruled out before the draw. So even the smallest model gives JSON that fits, though not
+necessarily sense. Both are `llguidance`'s work: an Earley parser over derivatives of regular
+expressions, some 50 microseconds a token (https://github.com/guidance-ai/llguidance).
+
+What is allowed is narrower than JSON, since a small model that may write white space or digits for
+ever does so. Outside of strings there is no white space but one space after a comma or a colon, as
+models write it, and no line end. No run of digits that may end goes on beyond 17, which tell any
+double from all others (RFC 8259 section 6 expects no more of a reader). Strings and arrays are as
+long as the schema lets them be: `maxLength` and `maxItems` keep a talkative model from its token
+limit, which cuts a document like any other reply.
+
+Which schemas: draft 2020-12 as far as llguidance goes, which is more than OpenAI's strict mode asks
+for (https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md): objects, arrays,
+strings with `pattern` and common `format`s, numbers with limits, `enum`, `const`, `anyOf`, `$ref`
+into `$defs`. Properties come in the schema's order. What it doesn't know to enforce is refused,
+never passed over, except words that are no keywords of JSON schema. Refused besides is what a
+stranger could keep a processor busy with for minutes: see `_check`.
+
+Not here: other grammars than JSON's; tokens that are the only ones possible are sampled like all
+others, though a server in a hurry could write them down without asking the model.
+
+Read next: `lm.py`, which draws among the tokens that are left.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from weights import ModelError
+
+Ids = npt.NDArray[np.intp]
+
+# Compiled schemas that are kept; the largest take 8 MB each.
+KEPT_GRAMMARS = 16
+# Compiling takes time in proportion, some 50 ms for this; OpenAI allows 120,000 for names alone.
+MAX_CHARACTERS = 100_000
+# An automaton that divides by n has n states, and 9999 took 30 ms each time it occurred.
+MAX_MULTIPLE_DIGITS = 3
+MAX_MESSAGE_CHARACTERS = 200
+MAX_DIGITS = 17
+
+# Checking that these exclude each other takes a millisecond a pair.
+MAX_PATTERN_PROPERTIES = 16
+
+# Where a schema holds further schemas: by name, in a list, or one.
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
+_AUTOMATA = ("pattern", "format", "multipleOf")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
+
+
+class Vocabulary:
+    """The tokens of a model, as a tree of bytes for grammars to be matched with; thread-safe."""
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+        self.eos_ids = sorted(id for id in eos_ids if id < len(tokenizer))
+        try:
+            self._tokenizer = from_tokenizer(tokenizer, eos_token=self.eos_ids or None)
+        except ValueError as error:
+            raise ModelError(
+                f"no schema can be matched with the model's tokenizer ({error}): choose another"
+            ) from error
+        raws = ((id, self.raw(id)) for id in range(self._tokenizer.vocab_size))
+        self.digits = np.array([id for id, raw in raws if raw[:1].isdigit()], np.intp)
+        self._grammar = lru_cache(KEPT_GRAMMARS)(self._compile)
+
+    def raw(self, token: int) -> bytes:
+        """Return a token's bytes, a special one's name; none for an id without a token."""
+        known = token < self._tokenizer.vocab_size
+        return self._tokenizer.decode_bytes([token]) if known else b""
+
+    def constraint(self, schema: Mapping[str, Any]) -> "Constraint":
+        """Return a constraint at its start; ValueError when the schema can't be followed.
+
+        The first time it takes a millisecond, some hundred for the largest schemas.
+        """
+        # Not sorted: the order of the properties is part of what is asked for.
+        try:
+            text = json.dumps(schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the schema is not JSON: {error}") from error
+        return Constraint(self, self._grammar(text).deep_copy())
+
+    def _compile(self, text: str) -> LLMatcher:
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"the schema has more than {MAX_CHARACTERS:,} characters")
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(
+                text,
+                overrides={  # What the schema itself says under "x-guidance" is overruled.
+                    "item_separator": ", ?",
+                    "key_separator": ": ?",
+                    "whitespace_flexible": False,
+                    "lenient": False,
+                },
+            )
+        except ValueError as error:  # Nested too deeply; half a surrogate pair.
+            raise ValueError(f"the schema can't be read: {error}") from error
+        _check(json.loads(text))
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_logit_bias()  # Some faults show only now.
+        if matcher.is_error():
+            line = matcher.get_error().partition("\n")[0]
+            if line == "NoExtensionBias":
+                line = "no document fits it"
+            raise ValueError(f"the schema can't be followed: {line[:MAX_MESSAGE_CHARACTERS]}")
+        return matcher
+
+
+class Constraint:
+    """Where one reply stands in its schema's grammar; for one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        # The document's last bytes, complete strings left out: with a quote, it is in a string.
+        self._tail = b""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the document is complete and nothing can follow it."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> Ids:
+        """Return the ids that may come next, ascending.
+
+        The end of the reply is among them where the document may end and may go on: `12`.
+        Raises RuntimeError when the grammar proves too intricate to be followed.
+        """
+        # In an error the library allows the end, which would make half a document look whole.
+        mask = np.array(np.frombuffer(self._matcher.compute_logit_bias(), np.uint8))
+        self._check_matcher()
+        if not self._matcher.is_accepting():
+            # Some tokenizers hold their end of a reply for plain text.
+            mask[self._vocabulary.eos_ids] = 0
+        ids = np.flatnonzero(mask)
+        if len(self._tail) == MAX_DIGITS and self._tail.isdigit():
+            others = np.setdiff1d(ids, self._vocabulary.digits)
+            return others if len(others) else ids
+        return ids
+
+    def accept(self, token: int) -> None:
+        """Take note of the id that was chosen; RuntimeError when it was not allowed."""
+        self._matcher.consume_token(token)
+        self._check_matcher()
+        tail = _STRING.sub(b"", self._tail + self._vocabulary.raw(token))
+        self._tail = tail if b'"' in tail else tail[-MAX_DIGITS:]
+
+    def _check_matcher(self) -> None:
+        if self._matcher.is_error():
+            line = self._matcher.get_error().partition("\n")[0]
+            raise RuntimeError(f"the schema could not be followed: {line}")
+
+
+def _check(schema: object) -> None:
+    """Refuse what takes minutes to compile, with ValueError.
+
+    To meet two regular expressions at once, an automaton needs the product of their states, and n
+    of them the product of all. Schemas meet where one object combines them (`allOf`, or two of
+    `$ref`, `anyOf`, ... side by side), so that is limited to what can't multiply automata.
+    """
+    for part in _parts(schema):
+        combining = [name for name in _COMBINING if name in part]
+        if len(combining) > 1:
+            raise ValueError(f"{' and '.join(combining)} side by side are not supported")
+        for name in _AUTOMATA:
+            if combining and name in part:
+                raise ValueError(f"{name} beside {combining[0]} is not supported")
+        if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
+            raise ValueError("allOf of more than one schema is not supported")
+        reference = part.get("$ref", "#")
+        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+            raise ValueError("$ref must be # or #/$defs/NAME")
+        patterns = part.get("patternProperties")
+        if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
+            raise ValueError(f"patternProperties must be at most {MAX_PATTERN_PROPERTIES}")
+        digits = Decimal(str(_number(part.get("multipleOf")))).normalize().as_tuple().digits
+        if len(digits) > MAX_MULTIPLE_DIGITS:
+            raise ValueError(f"multipleOf must have at most {MAX_MULTIPLE_DIGITS} digits")
+
+
+def _parts(schema: object) -> Iterator[dict[str, Any]]:
+    """Every schema in a schema, itself first; schemas that are `true` or `false` left out."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        yield part
+        for name in _NAMED:
+            if isinstance(part.get(name), dict):
+                waiting += part[name].values()
+        for name in _LISTED:
+            if isinstance(part.get(name), list):
+                waiting += part[name]
+        waiting += [part[name] for name in _SINGLE if name in part]
+
+
+def _number(value: object) -> int | float:
+    """A number as it is, anything else, which the compiler will refuse, as 1."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 1
