@@ -14,7 +14,8 @@ little more than over one (the weights are read from memory once either way).
     cancel() ------- a flag ------------->    read at the start of each step
 
 A request is waiting, then has a row and is prefilling, then decoding (or paused), then finished:
-"stop" (end-of-sequence token or stop string), "length", "cancelled" or "error".
+"stop" (end-of-sequence token, stop string, or a schema's document is complete), "length",
+"cancelled" or "error".
 
 What the thread promises: after `cancel` at most the step under way is finished for that row; an
 error in one row ends that row alone; an error in the forward pass itself ends every row in it, in
@@ -34,12 +35,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from detokenizer import Detokenizer, StopStrings
-from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams
+from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams, TokenLogprob
+from run import Constraint, Run
 
 log = logging.getLogger("engine")
 
@@ -86,38 +87,24 @@ class LanguageModel(Protocol):
         params: SamplingParams,
         history: Sequence[int],
         random: random.Random,
+        allowed: Any = None,
     ) -> int:
-        """Sample one token; `history` is prompt and reply so far."""
+        """Sample one token; `history` is prompt and reply so far, `allowed` by a constraint."""
+
+    def constraint(self, schema: Mapping[str, Any]) -> Constraint:
+        """What keeps one reply to a JSON schema; `ValueError` when nothing can. Thread-safe."""
+
+    def logprobs(self, logits: Any, index: int, token: int, count: int) -> list[tuple[int, float]]:
+        """A token and its log probability, then the `count` likeliest ones and theirs."""
+
+    def token(self, id: int) -> tuple[str, bytes]:
+        """A token as text, or a special one's name; and the bytes that it adds to a reply."""
 
     def truncate(self, row: int, length: int) -> None:
         """Keep the first `length` ids of a row."""
 
 
-@dataclass(eq=False, slots=True)
-class Run:
-    """What the thread knows of one generation: its ids, its text state, its row."""
-
-    generation: Generation
-    prompt: list[int]
-    params: SamplingParams
-    random: random.Random
-    detokenizer: Detokenizer
-    stops: StopStrings
-    ids: list[int] = field(default_factory=list)  # prompt, then what was sampled
-    row: int = -1
-    prefilled: int = 0
-
-    @property
-    def decoding(self) -> bool:
-        """Whether the whole prompt is in the cache (else it is prefilling)."""
-        return self.prefilled == len(self.prompt)
-
-    def flush(self) -> str:
-        """Give out what was held: half a character, or the beginning of a stop string."""
-        return self.stops.add(self.detokenizer.finish()) + self.stops.finish()
-
-
-Delivery = tuple[Generation, str, str | None]
+Delivery = tuple[Generation, str, str | None, Sequence[TokenLogprob]]
 
 
 class Engine:
@@ -166,10 +153,11 @@ class Engine:
         """Queue a request.
 
         `prompt` is token ids, plain text or chat messages; the latter two are tokenized here and
-        now, so encode long ones off the event loop first. Raises `BadRequest`, `QueueFull`,
-        `EngineDown`.
+        now, so encode long ones off the event loop first; and `compile` a schema that may be large.
+        Raises `BadRequest`, `QueueFull`, `EngineDown`.
         """
         ids = self._checked(prompt)
+        constraint = None if params.schema is None else self.compile(params.schema)
         generation = Generation(len(ids), self._notify)
         run = Run(
             generation,
@@ -178,6 +166,7 @@ class Engine:
             random.Random(params.seed),
             Detokenizer(self.model.text),
             StopStrings(params.stop),
+            constraint,
             ids=list(ids),
         )
         with self._wake:
@@ -207,6 +196,13 @@ class Engine:
     def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
         """Tokenize; slow for long prompts, and safe to call from any thread."""
         return self.model.encode(prompt)
+
+    def compile(self, schema: Mapping[str, Any]) -> Constraint:
+        """Compile a schema, or find it compiled; slow for large ones, safe in any thread."""
+        try:
+            return self.model.constraint(schema)
+        except ValueError as error:
+            raise BadRequest(str(error), "schema") from error
 
     def cancel_all(self, reason: str) -> None:
         """Cancel what waits and what runs."""
@@ -365,7 +361,10 @@ class Engine:
     def _sample(self, run: Run, logits: Any, index: int) -> None:
         if run.generation.cancel_reason is not None:
             return  # it left during this pass: what the pass found out is for nobody
-        token = self.model.choose(logits, index, run.params, run.ids, run.random)
+        allowed = None if run.constraint is None else run.constraint.allowed()
+        token = self.model.choose(logits, index, run.params, run.ids, run.random, allowed)
+        if run.params.logprobs is not None and token not in self.model.eos_ids:
+            run.untold.append((run.known, self._logprob(logits, index, token, run.params.logprobs)))
         run.ids.append(token)
         generation = run.generation
         generation.completion_tokens += 1
@@ -376,18 +375,24 @@ class Engine:
         if finish_reason is not None:
             self._finish(run, piece, finish_reason)
         elif piece:
-            self._deliveries.append((generation, piece, None))
+            self._deliveries.append((generation, piece, None, run.tell(piece)))
+
+    def _logprob(self, logits: Any, index: int, token: int, count: int) -> TokenLogprob:
+        (_, logprob), *top = self.model.logprobs(logits, index, token, count)
+        alternatives = (TokenLogprob(*self.model.token(id), each) for id, each in top)
+        return TokenLogprob(*self.model.token(token), logprob, tuple(alternatives))
 
     def _piece(self, run: Run, token: int) -> tuple[str, str | None]:
         """The text that this token makes safe to send, and the reason to finish, if any."""
         if token in self.model.eos_ids:
             return run.flush(), "stop"
-        piece = run.stops.add(run.detokenizer.add(token))
-        if run.stops.matched is None and not self._at_limit(run):
+        piece = run.add(token)
+        if run.stops.matched is None and not run.complete and not self._at_limit(run):
             return piece, None
         if run.stops.matched is None:
             piece += run.flush()  # which may complete a stop string
-        return piece, "stop" if run.stops.matched is not None else "length"
+        stopped = run.complete or run.stops.matched is not None
+        return piece, "stop" if stopped else "length"
 
     def _at_limit(self, run: Run) -> bool:
         sampled = len(run.ids) - len(run.prompt)
@@ -400,7 +405,7 @@ class Engine:
         with self._wake:
             self._runs.discard(run)
         run.generation.matched_stop = run.stops.matched
-        self._deliveries.append((run.generation, piece, finish_reason))
+        self._deliveries.append((run.generation, piece, finish_reason, run.tell(piece)))
 
     def _fail(self, runs: list[Run], error: Exception) -> None:
         log.error("a generation failed", exc_info=error)
@@ -425,7 +430,7 @@ class Engine:
         self._rows = [None] * len(self._rows)
         for run in runs:
             run.generation.error = error and "the generation thread died"
-            self._deliveries.append((run.generation, "", finish_reason))
+            self._deliveries.append((run.generation, "", finish_reason, ()))
 
     def _hand_over(self) -> None:
         """Bring all that a forward pass made to the event loop in one crossing."""
@@ -441,5 +446,5 @@ class Engine:
 
 
 def _deliver(deliveries: Iterable[Delivery]) -> None:
-    for generation, piece, finish_reason in deliveries:
-        generation.deliver(piece, finish_reason)
+    for generation, piece, finish_reason, logprobs in deliveries:
+        generation.deliver(piece, finish_reason, logprobs)
