@@ -158,6 +158,8 @@ class UpstreamEngine:
             raise EngineDown("the server is shutting down")
         if not prompt:
             raise BadRequest("the prompt is empty", "prompt")
+        if params.logprobs is not None:
+            raise BadRequest("logprobs are not relayed", "logprobs")
         if self.waiting >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests are waiting already")
         relay = Relay(self, prompt, params)
@@ -265,6 +267,9 @@ class Relay:
             body["seed"] = params.seed
         if params.stop:
             body["stop"] = list(params.stop)
+        if params.schema is not None:
+            schema = {"name": "reply", "schema": params.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if isinstance(self._prompt[0], dict):
             return "/chat/completions", {**body, "messages": self._prompt}
         is_text = isinstance(self._prompt[0], str)

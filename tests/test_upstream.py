@@ -163,6 +163,17 @@ class TestRequest:
         _, body = await sent()
         assert not set(given) & set(body)
 
+    async def test_a_schema(self) -> None:
+        schema = {"type": "object"}
+        _, body = await sent(schema=schema)
+        assert body["response_format"]["type"] == "json_schema"
+        assert body["response_format"]["json_schema"]["schema"] == schema
+
+    def test_log_probabilities_are_refused_by_name(self) -> None:
+        with pytest.raises(BadRequest) as caught:
+            submit(UpstreamEngine("http://gpu1"), logprobs=2)
+        assert caught.value.field == "logprobs"
+
     async def test_no_limit_of_tokens_is_no_field(self) -> None:
         _, body = await sent(max_tokens=1_000_000)
         assert "max_tokens" not in body
