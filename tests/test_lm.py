@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from require import require
 
+np = require("numpy")
 torch = require("torch")
 transformers = require("transformers")
 
@@ -271,6 +272,28 @@ class TestChoose:
         logits = self.logits([0.0, float("-inf"), 0.0])
         drawn = {model.choose(logits, 0, params, [], random.Random(i)) for i in range(100)}
         assert drawn == {0, 2}
+
+
+class TestTokens:
+    def test_logprobs_are_the_model_s_own_whatever_the_schema(self, model, reference):
+        ids = prompt(20)
+        logits = model.prefill(0, ids)
+        exact = torch.log_softmax(full_pass(reference, ids), -1)
+        values, top = exact.topk(5)
+        token = model.choose(logits, 0, GREEDY, ids, random.Random(0), np.array([9, 77]))
+        assert token in (9, 77)
+        (first, own), *pairs = model.logprobs(logits, 0, token, 5)
+        assert (first, own) == (token, pytest.approx(exact[token].item(), abs=1e-4))
+        assert [id for id, _ in pairs] == top.tolist()
+        assert [each for _, each in pairs] == pytest.approx(values.tolist(), abs=1e-4)
+
+    def test_token_gives_text_and_bytes(self, model):
+        (a,) = model.encode("a")
+        half = model.encode("é")[0]
+        assert model.token(a) == ("a", b"a")
+        assert model.token(half) == ("\ufffd", b"\xc3")
+        assert model.token(2) == ("<|im_end|>", b"")
+        assert model.token(299) == ("", b"")  # The network has more columns than there are tokens.
 
 
 class TestLoading:

@@ -173,3 +173,45 @@ def test_greedy_after_a_penalty_takes_the_lowest_id_of_equals():
     line = np.array([1, 3, 2, 2], np.float32)
     case = params(temperature=0, repetition_penalty=2.0)
     assert sampling.choose(line, case, [1], random.Random(0)) == 2
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(vars(case)))
+def test_of_allowed_ids_the_others_have_no_probability(case):
+    """As if the others' logits were minus infinity, after the penalty and before all else."""
+    allowed = np.array([3, 17, 40, 41, 299])
+    for line in lines(300):
+        line = line.astype(np.float32)
+        masked = np.full(300, -np.inf, np.float32)
+        masked[allowed] = sampling.penalized(line, [3, 17], case.repetition_penalty)[allowed]
+        plain = params(case.temperature, case.top_k, case.top_p)
+        for seed in range(20):
+            found = sampling.choose(line, case, [3, 17], random.Random(seed), allowed)
+            assert found == sampling.choose(masked, plain, [], random.Random(seed))
+
+
+def test_among_allowed_ids_the_greedy_choice_is_the_likeliest_of_them():
+    line = np.array([9, 1, 3, 3, 2], np.float32)
+    case = params(temperature=0)
+    assert sampling.choose(line, case, [], random.Random(0), np.array([1, 2, 3])) == 2
+    assert sampling.choose(line, case, [], random.Random(0), np.array([4])) == 4
+
+
+def test_a_token_that_is_the_only_one_takes_its_draw_all_the_same():
+    line = next(lines(100)).astype(np.float32)
+    draw, same = random.Random(5), random.Random(5)
+    assert sampling.choose(line, params(), [], draw, np.array([7])) == 7
+    same.random()
+    assert draw.getstate() == same.getstate()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 20])
+def test_logprobs_are_the_softmax_s(count):
+    for line in lines(300):
+        line = line.astype(np.float32)
+        exact = line.astype(np.float64) - np.logaddexp.reduce(line.astype(np.float64))
+        (token, own), *top = sampling.logprobs(line, 17, count)
+        assert token == 17
+        assert own == pytest.approx(exact[17], abs=1e-3)  # float32's step at 1e4
+        expected = sorted(range(300), key=lambda i: (-line[i], i))[:count]
+        assert [id for id, _ in top] == expected
+        assert [each for _, each in top] == pytest.approx(exact[expected], abs=1e-3)

@@ -185,6 +185,12 @@ class TestReply:
         with pytest.raises(BadRequest, match="empty"):
             SimulatedEngine().submit(prompt, params())
 
+    @pytest.mark.parametrize(("field", "value"), [("schema", {}), ("logprobs", 0)])
+    def test_what_only_a_model_can_do(self, clock: Clock, field: str, value: Any) -> None:
+        with pytest.raises(BadRequest, match="the simulated engine") as caught:
+            SimulatedEngine().submit("a", SamplingParams(**{field: value}))
+        assert caught.value.field == field
+
     def test_cancel(self, clock: Clock) -> None:
         engine = SimulatedEngine(delay_ms=10, jitter_ms=0)
         generation = engine.submit("a", params(100))
