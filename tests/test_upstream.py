@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from generation import (
     SamplingParams,
 )
 from outbound import Address
-from upstream import UpstreamEngine
+from upstream import Relay, UpstreamEngine
 
 MESSAGES = [{"role": "user", "content": "Count."}]
 CHAT = {"messages": MESSAGES, "usage": True}
@@ -514,7 +514,7 @@ class TestRefusedBeforeTheHead:
             engine = UpstreamEngine(
                 f"http://127.0.0.1:{deaf.getsockname()[1]}", model="m", timeout_s=0.2
             )
-            async with serving(engine) as ours:
+            async with serving(engine) as ours, asyncio.timeout(5):  # not CONNECT_S
                 assert (await ours.ask("POST", "/stream", CHAT)).status == 504
 
     async def test_the_log_has_the_reason_and_no_key(
@@ -733,6 +733,26 @@ class TestStopLaw:
             generation.cancel()
             assert await ended(upstream) == b""
 
+    async def test_while_upstream_does_not_take_the_request(self) -> None:
+        """What is still unsent is dropped, not sent before the connection closes."""
+        prompt = "x" * 16_000_000
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            deaf.setblocking(False)
+            loop = asyncio.get_running_loop()
+            engine = UpstreamEngine(f"http://127.0.0.1:{deaf.getsockname()[1]}", model="m")
+            generation = submit(engine, prompt)
+            accepted, _ = await loop.sock_accept(deaf)
+            with accepted:
+                await loop.sock_recv(accepted, 100)
+                generation.cancel()
+                assert await read(generation) == ""
+                taken = 0
+                async with asyncio.timeout(5):
+                    with contextlib.suppress(ConnectionError):
+                        while data := await loop.sock_recv(accepted, 2**20):
+                            taken += len(data)
+        assert taken < len(prompt)
+
     async def test_the_others_go_on(self) -> None:
         go = asyncio.Event()
         async with scripted([HEAD, chunk("a"), until_client_ends], [*TWO[:2], go, *TWO[2:]]) as up:
@@ -878,6 +898,76 @@ class TestProgram:
         folder = Path(__file__).resolve().parent.parent
         out = subprocess.check_output([sys.executable, "-c", probe], cwd=folder, text=True)
         assert out == "[]\n"
+
+
+# What the simulated engine can be asked for, and what comes of it: piece count, words in the error.
+FAULTS = [
+    ({"fail_after": 2}, 2, "failed"),
+    ({"stall_after": 2}, 2, "in time"),
+    ({"truncate_after": 3}, None, "broke off"),
+    ({"garbage_after": 3}, None, "not valid"),
+]
+
+
+AskFor = Callable[[dict[str, int]], None]
+
+
+class TestInFrontOfThisServer:
+    async def test_the_same_reply(self) -> None:
+        body = {"messages": MESSAGES, "seed": 7, "max_tokens": 9}
+        async with serving() as behind:
+            direct = await behind.ask("POST", "/complete", body)
+            async with serving(UpstreamEngine(f"http://127.0.0.1:{behind.port}")) as ours:
+                whole = await ours.ask("POST", "/complete", body)
+                stream = await ours.ask("POST", "/stream", body)
+        assert whole.json() == direct.json()
+        assert stream.text() == direct.json()["text"]
+
+    async def test_who_leaves_here_leaves_there(self) -> None:
+        async with serving() as behind:
+            async with serving(UpstreamEngine(f"http://127.0.0.1:{behind.port}")) as ours:
+                async with ours.connect() as peer:
+                    peer.request("POST", "/stream", {**CHAT, "max_tokens": 100_000})
+                    await peer.until(b'"text"')
+                    assert behind.server.engine.running == 1
+                await eventually(lambda: behind.server.engine.running == 0)
+        assert behind.server.entries[-1].client_left
+
+    @pytest.mark.parametrize(("fault", "told", "words"), FAULTS, ids=[str(f[0]) for f in FAULTS])
+    async def test_faults(
+        self, fault: dict[str, int], told: int | None, words: str, ask_for: AskFor
+    ) -> None:
+        ask_for(fault)
+        async with serving() as behind:
+            engine = UpstreamEngine(f"http://127.0.0.1:{behind.port}", timeout_s=0.3)
+            async with serving(engine) as ours:
+                reply = await ours.ask("POST", "/stream", {**CHAT, "max_tokens": 9})
+        *pieces, error = reply.events()
+        assert words in json.loads(error)["message"]
+        assert b"[DONE]" not in reply.content
+        assert told in (None, len(pieces))
+
+    async def test_cut_into_bytes(self, ask_for: AskFor) -> None:
+        ask_for({"split_at": 1})
+        async with serving() as behind:
+            async with serving(UpstreamEngine(f"http://127.0.0.1:{behind.port}")) as ours:
+                reply = await ours.ask("POST", "/complete", {"messages": MESSAGES, "max_tokens": 3})
+        assert len(reply.json()["text"].split()) == 3
+
+
+@pytest.fixture
+def ask_for(monkeypatch: pytest.MonkeyPatch) -> AskFor:
+    """Have the relay ask the server behind it for a fault."""
+    request = Relay._request
+
+    def install(fault: dict[str, int]) -> None:
+        def with_fault(relay: Relay, model: str) -> tuple[str, dict[str, Any]]:
+            path, body = request(relay, model)
+            return path, {**body, **fault}
+
+        monkeypatch.setattr(Relay, "_request", with_fault)
+
+    return install
 
 
 # Needs no internet: the model is a folder. Its chat form is FastAPI's and pydantic's, not ours.
