@@ -94,7 +94,8 @@ class Vocabulary:
     def constraint(self, schema: Mapping[str, Any]) -> "Constraint":
         """Return a constraint at its start; ValueError when the schema can't be followed.
 
-        The first time it takes a millisecond, some hundred for the largest schemas.
+        The first time it takes a millisecond; 60 for 2,000 properties, 3 s for the worst there is.
+        The compiler leaves other threads running meanwhile.
         """
         # Not sorted: the order of the properties is part of what is asked for.
         try:
