@@ -38,6 +38,9 @@ class Ask:
     resume: bool = False
     faults: Mapping[str, int] | None = None
     tool: str | None = None  # the function whose arguments the reply is
+    prompts: tuple[Prompt, ...] = ()  # where one request asks for several replies
+    pad: bool = False  # with a field that hides the length of each piece
+    echo: bool = False  # the reply begins with its prompt
     background: bool = False  # the reply belongs to no connection
     repeated: Mapping[str, Any] = field(default_factory=dict)  # what the reply says of its request
 

@@ -170,8 +170,13 @@ class Exchange:
 
     # A streamed answer.
 
-    def start(self, status: int, fields: Fields, heartbeat: bytes = b"") -> None:
-        """Write the head of a stream; from here on `heartbeat` breaks silences and probes."""
+    def start(
+        self, status: int, fields: Fields, heartbeat: bytes = b"", probe: bytes = b""
+    ) -> None:
+        """Write the head of a stream; from here on `heartbeat` breaks silences.
+
+        `probe` is what to ask with whether the client is still there; by default the same.
+        """
         if self.request.version >= (1, 1):
             self._chunked = True
             fields = [*fields, ("Transfer-Encoding", "chunked")]
@@ -180,7 +185,7 @@ class Exchange:
             self.keep_alive = False
         self.write(self._head(status, fields))
         self.heartbeat = heartbeat
-        self._probe = self.frame(heartbeat)
+        self._probe = self.frame(probe or heartbeat)
         self._tick()
 
     def send(self, data: bytes) -> None:

@@ -29,9 +29,9 @@ from typing import Any, Protocol
 
 import asks
 from access import Access, Refusal
-from asks import Ask
+from asks import Ask, Prompt
 from connection import ClientGone, Exchange
-from dialects import Dialect, Events, Frames, Native, to_json
+from dialects import Dialect, Events, Frames, Native, Plain, to_json
 from engine import token_ids
 from generation import (
     BadRequest,
@@ -41,6 +41,7 @@ from generation import (
     QueueFull,
     SamplingParams,
 )
+from messages import Messages
 from metrics import Metrics
 from pieces import Banned, Pieces, grouped, held_back
 from replay import Replay, ReplayStore, Tell, parse_event_id
@@ -67,6 +68,7 @@ class AnyEngine(Protocol):
     """What is asked of an engine, real or simulated. See `engine.Engine`."""
 
     failure: str | None
+    context: int
 
     @property
     def waiting(self) -> int: ...  # noqa: D102
@@ -91,6 +93,8 @@ class AnyEngine(Protocol):
 # The longest WebSocket message where HTTP's content has no limit.
 MESSAGE_BYTES = 16 * 1024 * 1024
 SLOW_CLIENT = ("buffer", "pause", "drop")
+# What breaks a silence of an event stream; an event that says nothing where a dialect has one.
+SSE_HEARTBEAT = ("comment", "event", "off")
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Policy:
     keep_s: float = 60.0  # a finished resumable reply is kept for so long
     grace_s: float = 10.0  # one that nobody follows is generated on for so long
     request_s: float = 30.0  # for a WebSocket's request to come
+    heartbeats: bool = True  # on event streams, a WebSocket has its own
 
 
 @dataclass(slots=True)
@@ -164,17 +169,20 @@ class Delivery:
             raise Refusal(415, "send the content without a coding", fields=identity)
         return asks.parse_content(await exchange.content())
 
-    async def _begin(self, route: str, ask: Ask) -> Entry:
-        """Tokenize and submit; whatever can be known to be wrong is raised here."""
+    async def _tokenize(self, prompt: Prompt) -> list[int]:
         loop = asyncio.get_running_loop()
         try:
-            encode = functools.partial(token_ids, ask.prompt, self.engine.encode)
+            encode = functools.partial(token_ids, prompt, self.engine.encode)
             # A long one takes a while: not on the event loop, where everyone waits.
-            short = asks.length(ask.prompt) <= SHORT_CHARACTERS
-            ids = encode() if short else await loop.run_in_executor(None, encode)
+            short = asks.length(prompt) <= SHORT_CHARACTERS
+            return encode() if short else await loop.run_in_executor(None, encode)
         except ValueError as error:
-            field = "prompt" if isinstance(ask.prompt, str) else "messages"
+            field = "prompt" if isinstance(prompt, str) else "messages"
             raise BadRequest(str(error), field) from error
+
+    async def _begin(self, route: str, ask: Ask) -> Entry:
+        """Tokenize and submit; whatever can be known to be wrong is raised here."""
+        ids = await self._tokenize(ask.prompt)
         if self.stopping:
             raise EngineDown("the server is shutting down")
         if ask.resume:
@@ -211,7 +219,7 @@ class Delivery:
             pieces = grouped(pieces, ask.flush_tokens, ask.flush_ms)
         return pieces
 
-    async def _told(self, entry: Entry, ask: Ask, events: Events) -> AsyncGenerator[Tell, None]:
+    async def told(self, entry: Entry, ask: Ask, events: Events) -> AsyncGenerator[Tell, None]:
         """What to write at once, for each piece, then for the one end."""
         generation = entry.generation
         if begin := events.begin():
@@ -269,7 +277,14 @@ class Delivery:
 
     async def reply(self, exchange: Exchange, dialect: Dialect) -> None:
         """Answer a request for a reply in this dialect."""
-        ask = dialect.parse(await self._body(exchange))
+        await self.answer(exchange, dialect, await self.ask(exchange, dialect))
+
+    async def ask(self, exchange: Exchange, dialect: Dialect) -> Ask:
+        """What a request in this dialect asks for."""
+        return dialect.parse(await self._body(exchange))
+
+    async def answer(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
+        """Answer as the request asks for: with events, or with one JSON body."""
         if ask.stream:
             await self._stream(exchange, dialect, ask)
         else:
@@ -311,20 +326,25 @@ class Delivery:
     # Server-sent events.
 
     async def _stream(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
-        entry = await self._begin(exchange.request.path, ask)
-        await self._accepted(exchange, entry)
+        entry = await self.begin(exchange, ask)
         events = dialect.events(ask, entry.generation)
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
-            self.replays.add(replay, self._told(entry, ask, events))
-            await self._follow(exchange, replay, 0, entry, ask.faults)
+            self.replays.add(replay, self.told(entry, ask, events))
+            await self.follow(exchange, replay, 0, entry, ask.faults)
             return
         with entry.generation as generation:
-            self._start(exchange, generation, dialect.heartbeat)
+            self._start(exchange, generation, events.heartbeat)
             self._watch(exchange, entry)
-            framed = self._framed(exchange, entry, self._told(entry, ask, events))
+            framed = self._framed(exchange, entry, self.told(entry, ask, events))
             if await self._write(exchange, framed, generation, ask.faults):
                 exchange.finish()
+
+    async def begin(self, exchange: Exchange, ask: Ask) -> Entry:
+        """Begin a reply that is streamed; what can be known to be wrong is raised here."""
+        entry = await self._begin(exchange.request.path, ask)
+        await self._accepted(exchange, entry)
+        return entry
 
     async def _accepted(self, exchange: Exchange, entry: Entry) -> None:
         """Wait until it is known that the request is good, where another server has to say so.
@@ -345,7 +365,8 @@ class Delivery:
     def _start(self, exchange: Exchange, generation: Generation, heartbeat: bytes) -> None:
         """Send the head now, not with the first token: the client knows that it is served."""
         fields = [*STREAM_FIELDS, *self._access.fields(exchange.request)]
-        exchange.start(200, [*fields, ("Reply-Id", generation.id)], heartbeat)
+        fields.append(("Reply-Id", generation.id))
+        exchange.start(200, fields, heartbeat if self.policy.heartbeats else b"", heartbeat)
 
     async def _framed(
         self, exchange: Exchange, entry: Entry, told: AsyncGenerator[Tell, None]
@@ -389,9 +410,9 @@ class Delivery:
         if exchange.request.method == "HEAD":
             exchange.respond_empty(200, [*STREAM_FIELDS, *self._access.fields(exchange.request)])
             return
-        await self._follow(exchange, replay, after, entry or Entry("/stream", replay.generation))
+        await self.follow(exchange, replay, after, entry or Entry("/stream", replay.generation))
 
-    async def _follow(
+    async def follow(
         self,
         exchange: Exchange,
         replay: Replay,
@@ -405,7 +426,7 @@ class Delivery:
             entry.client_left = True
             replay.wake()  # the generation goes on for a grace time, this follower does not
 
-        self._start(exchange, replay.generation, self.streamed.heartbeat)
+        self._start(exchange, replay.generation, Plain.heartbeat)
         exchange.watch(on_gone)
 
         async def framed() -> AsyncGenerator[bytes, None]:
@@ -428,7 +449,15 @@ class Delivery:
             raise Refusal(404, "this reply is unknown", "not_found")
         running = entry.generation.finish_reason is None
         entry.generation.cancel("cancelled by id")
-        body = {"id": entry.generation.id, "cancelled": running}
+        self.tell(exchange, {"id": entry.generation.id, "cancelled": running})
+
+    async def count_tokens(self, exchange: Exchange, dialect: Messages) -> None:
+        """`POST /v1/messages/count_tokens`: what the model would have to read."""
+        ids = await self._tokenize(dialect.prompt(await self._body(exchange)))
+        self.tell(exchange, {"input_tokens": len(ids)})
+
+    def tell(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
+        """Answer with JSON."""
         fields = self._access.fields(exchange.request)
         exchange.respond(200, to_json(body).encode(), JSON, fields)
 
@@ -462,7 +491,7 @@ class Delivery:
         """Send pieces and listen at the same time, until the reply or the client ends."""
 
         async def framed() -> AsyncGenerator[bytes, None]:
-            async with aclosing(self._told(entry, ask, Frames())) as told:
+            async with aclosing(self.told(entry, ask, Frames())) as told:
                 async for tell, _ in told:
                     yield session.frame(tell(None))
 

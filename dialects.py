@@ -40,8 +40,6 @@ def to_json(value: object) -> str:
 class Dialect(Protocol):
     """One API: how its replies are asked for, streamed, told whole, and refused."""
 
-    heartbeat: bytes  # what breaks a silence on its streams; nothing for none
-
     def parse(self, body: Mapping[str, Any]) -> Ask:
         """Check a request; `BadRequest` names the field."""
 
@@ -58,8 +56,10 @@ class Dialect(Protocol):
 class Events(Protocol):
     """How a streamed reply is written: as bytes, or as the text of a message.
 
-    `id` is the event's id where events are numbered.
+    `id` is the event's id where events are numbered. `heartbeat` is what breaks a silence.
     """
+
+    heartbeat: bytes
 
     def begin(self) -> bytes | str:
         """What is written right after the head, before there is a piece; often nothing."""
@@ -137,8 +137,6 @@ FORMS: dict[str, Callable[[bool], Events]] = {"plain": Plain, "named": Named, "b
 class Native:
     """The native routes: `/stream` with events, the others with one JSON body."""
 
-    heartbeat = Plain.heartbeat
-
     def __init__(self, *, stream: bool, fault_names: tuple[str, ...] = ()) -> None:
         self._stream = stream
         self._fault_names = fault_names
@@ -164,6 +162,8 @@ class Native:
 
 class Frames:
     """The native messages of a WebSocket."""
+
+    heartbeat = b""  # a WebSocket has pings
 
     def begin(self) -> str:
         """Nothing."""

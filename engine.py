@@ -126,6 +126,7 @@ class Engine:
         reuse: bool = True,
     ) -> None:
         self.model = model
+        self.context = model.context
         self.prefill_chunk = prefill_chunk
         self.max_waiting = max_waiting
         self.reuse = reuse

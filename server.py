@@ -32,10 +32,13 @@ import http1
 import metrics
 import websocket
 from access import GENERATING, Access, Refusal, allow
+from background import Background
+from completions import Chat
 from connection import Connection, Exchange, Settings, WatchedReader
 from delivery import (
     JSON,
     SLOW_CLIENT,
+    SSE_HEARTBEAT,
     STREAM_FIELDS,
     AnyEngine,
     Delivery,
@@ -45,12 +48,22 @@ from delivery import (
 )
 from dialects import Dialect, to_json
 from engine import Engine
-from generation import BadRequest, EngineDown, QueueFull
+from generation import BadRequest, EngineDown, QueueFull, SamplingParams
+from messages import Messages
+from models import (
+    Served,
+    anthropic_model,
+    anthropic_models,
+    openai_model,
+    openai_models,
+)
 from pieces import Banned
-from simulated import SimulatedEngine
+from responses import Responses
+from simulated import FAULTS, SimulatedEngine
 from upstream import UpstreamEngine
 
 TEXT = "text/plain; charset=utf-8"
+MODELS = "/v1/models/"
 # Connections that the kernel accepts for us while we are busy.
 BACKLOG = 1024
 # How long streams may take to say goodbye at shutdown.
@@ -69,6 +82,23 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     settings: Settings = field(default_factory=Settings)
     max_connections: int = 1000
+    aliases: tuple[str, ...] = ()
+    heartbeat_events: bool = False
+    pad: bool = False
+
+    def served(self, engine: AnyEngine) -> Served:
+        """What the providers' dialects need to know."""
+        simulated = isinstance(engine, SimulatedEngine)
+        return Served(
+            self.model,
+            self.aliases,
+            engine.context,
+            # Words on a schedule have no end of their own.
+            default_tokens=SamplingParams().max_tokens if simulated else None,
+            fault_names=FAULTS if simulated else (),
+            heartbeat_events=self.heartbeat_events,
+            pad=self.pad,
+        )
 
 
 class Server:
@@ -84,8 +114,19 @@ class Server:
         self._listener: asyncio.Server | None = None
         reply = self.delivery
         # Which dialect an address speaks, by its longest prefix here: also for its refusals.
-        self._dialects: dict[str, Dialect] = {"/": reply.buffered}
-        # A path that ends in "/" (other than the root) stands for all that are one name longer.
+        self.served = options.served(engine)
+        chat = Chat(self.served)
+        messages = Messages(self.served)
+        responses = Responses(self.served)
+        background = Background(reply, responses)
+        self._dialects: dict[str, Dialect] = {
+            "/": reply.buffered,
+            "/v1/": chat,
+            "/v1/responses": responses,
+            "/v1/messages": messages,
+        }
+        # A path that ends in "/" (other than the root) stands for all that are one name longer,
+        # and "*" for any one name.
         self._routes: dict[str, dict[str, Handler]] = {
             "/complete": {"GET": reply.complete, "POST": reply.complete},
             "/wait": {"POST": reply.complete},
@@ -94,6 +135,16 @@ class Server:
             "/stream/": {"GET": reply.resume},
             "/ws": {"GET": reply.websocket},
             "/cancel/": {"POST": reply.cancel},
+            "/v1/chat/completions": {"POST": functools.partial(reply.reply, dialect=chat)},
+            "/v1/responses": {"POST": background.create},
+            "/v1/responses/": {"GET": background.retrieve},
+            "/v1/responses/*/cancel": {"POST": background.cancel},
+            "/v1/messages": {"POST": functools.partial(reply.reply, dialect=messages)},
+            "/v1/messages/count_tokens": {
+                "POST": functools.partial(reply.count_tokens, dialect=messages)
+            },
+            "/v1/models": {"GET": self._models},
+            MODELS: {"GET": self._model},
             "/log": {"GET": self._log},
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics},
@@ -196,9 +247,12 @@ class Server:
         return methods[name]
 
     def _methods(self, path: str) -> Mapping[str, Handler] | None:
+        if path.startswith(MODELS):
+            return self._routes[MODELS]  # a model's name may hold a slash
         parent, _, name = path.rpartition("/")
-        prefix = f"{parent}/" if parent and name else None
-        return self._routes.get(path) or (self._routes.get(prefix) if prefix else None)
+        above = parent.rpartition("/")[0]
+        places = (path, f"{parent}/" if parent and name else path, f"{above}/*/{name}")
+        return next((self._routes[place] for place in places if place in self._routes), None)
 
     def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         if exchange.status is not None:
@@ -231,6 +285,20 @@ class Server:
     def _tell(self, exchange: Exchange, status: int, body: str, content_type: str) -> None:
         fields = self.options.access.fields(exchange.request)
         exchange.respond(status, body.encode(), content_type, fields)
+
+    async def _models(self, exchange: Exchange) -> None:
+        """`GET /v1/models`, in the shape of the provider whose client asks."""
+        anthropic = "anthropic-version" in exchange.request.fields
+        models = (anthropic_models if anthropic else openai_models)(self.served)
+        self._tell(exchange, 200, to_json(models), JSON)
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = exchange.request.path.removeprefix(MODELS)
+        if not self.served.knows(name):
+            raise Refusal(404, f"the model {name[:100]!r} is not served here", "model_not_found")
+        anthropic = "anthropic-version" in exchange.request.fields
+        model = (anthropic_model if anthropic else openai_model)(self.served, name)
+        self._tell(exchange, 200, to_json(model), JSON)
 
     async def _log(self, exchange: Exchange) -> None:
         lines = [entry.as_dict() for entry in self.entries]
@@ -286,6 +354,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--prefill-chunk", 128, "tokens of a prompt between two steps of the others"),
     ("--queue", 64, "requests that may wait; then 429"),
     ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one; 0 for none"),
+    ("--sse-heartbeat", "comment", "what breaks it on event streams: comment, event or off"),
     ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
     ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
     ("--head-time", _SETTINGS.head_s, "seconds for a request's head to arrive"),
@@ -344,14 +413,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--no-reuse", action="store_true", help="prefill anew what is in the cache already"
     )
-    for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY")):
-        text = "may be repeated" + ("; * for any" if name == "--cors" else "")
+    parser.add_argument(
+        "--pad", action="store_true", help="hide the length of pieces on the providers' routes"
+    )
+    for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY"), ("--alias", "NAME")):
+        text = "may be repeated" + ("" if name == "--api-key" else "; * for any")
         parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     args = parser.parse_args(arguments)
     if args.slow_client not in SLOW_CLIENT:
         parser.error(f"argument --slow-client: one of {', '.join(SLOW_CLIENT)}")
     if args.rows == 0:
         parser.error("argument --rows: at least 1")
+    if args.sse_heartbeat not in SSE_HEARTBEAT:
+        parser.error(f"argument --sse-heartbeat: one of {', '.join(SSE_HEARTBEAT)}")
     try:
         if args.upstream:
             make_upstream(args)
@@ -383,9 +457,19 @@ def make_options(args: argparse.Namespace) -> Options:
         keep_s=args.keep,
         grace_s=args.grace,
         request_s=args.content_time,
+        heartbeats=args.sse_heartbeat != "off",
     )
     access = Access(tuple(args.cors), tuple(args.api_key))
-    return Options(args.model, access, policy, settings, args.connections)
+    return Options(
+        args.model,
+        access,
+        policy,
+        settings,
+        args.connections,
+        tuple(args.alias),
+        args.sse_heartbeat == "event",
+        args.pad,
+    )
 
 
 def make_upstream(args: argparse.Namespace) -> UpstreamEngine:

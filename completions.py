@@ -1,0 +1,413 @@
+"""OpenAI's dialects: `POST /v1/chat/completions`, and the older `POST /v1/completions`.
+
+    {"model": "default", "stream": true, "messages": [{"role": "user", "content": "Count."}]}
+
+    data: {"id": ..., "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, ...
+    data: {"id": ..., "choices": [{"index": 0, "delta": {"content": "One"}, ...     a piece
+    data: {"id": ..., "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], ...
+    data: {"id": ..., "choices": [], "usage": {...}}                                if asked for
+    data: [DONE]
+
+Every chunk has the same `id`, `created` and `model`, and a `finish_reason`, which is null in all
+but one. The arguments of a function that has to be called come as pieces of `tool_calls` in place
+of `content`. The older dialect has `text` in place of `delta`, and may ask for replies to several
+prompts at once (`several.py`).
+
+A reply that fails ends with `data: {"error": {...}}` and no `[DONE]`: clients raise it, and keep
+what came before. No event has an `id` line: the SDK for Python hands out an empty event for every
+comment that comes after one.
+
+The model decides nothing by itself: with `tool_choice` "auto" it answers in words, as with "none".
+
+Not here: images and audio, `n`, penalties other than `repetition_penalty`, `logit_bias`: refused
+by name. Other fields that the model has no use for (`user`, `metadata`, ...) are ignored.
+
+OpenAI API reference: Chat completions, Completions (legacy), Streaming.
+Read next: `responses.py`.
+"""
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sse
+from asks import Ask, Prompt, count, faults_in, flag, without_nulls
+from chats import chosen_tool, format_schema, given_tools, objects, parse_sampling, refuse, text_of
+from dialects import to_json
+from generation import BadRequest, Generation, SamplingParams
+from models import Served
+
+COMMENT = sse.encode_comment("")
+DONE = sse.encode("[DONE]")
+
+# Known, and not to be had here; with the values that ask for nothing, where there are any.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+UNSUPPORTED_CHAT: dict[str, tuple[object, ...]] = {
+    **UNSUPPORTED,
+    "modalities": (["text"], []),
+    "audio": (),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+UNSUPPORTED_TEXT: dict[str, tuple[object, ...]] = {
+    **UNSUPPORTED,
+    "best_of": (1,),
+    "suffix": ("",),
+}
+# The provider's names for ours; the last two are not the provider's, but widely sent.
+SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "stop": "stop",
+    "top_k": "top_k",
+    "repetition_penalty": "repetition_penalty",
+}
+# What the older dialect's reference says for a request that names no number.
+DEFAULT_TEXT_TOKENS = 16
+MAX_PROMPTS = 20
+MAX_TOP_LOGPROBS = {"top_logprobs": 20, "logprobs": 5}  # as the reference has it
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+FILTERED = "content_filter"
+
+
+# --- What is asked for -------------------------------------------------------------------------
+
+
+def _told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[str, Any]:
+    """What `stream_options` say of how to tell the reply, as fields of `Ask`."""
+    options = body.get("stream_options", {})
+    if not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", "stream_options")
+    if options and not stream:
+        raise BadRequest("stream_options is for requests with stream", "stream_options")
+    options = without_nulls(options)
+    return {
+        "usage": flag(options, "include_usage"),
+        "pad": flag({"include_obfuscation": served.pad, **options}, "include_obfuscation"),
+        "faults": faults_in(body, served.fault_names),
+    }
+
+
+def _params(body: Mapping[str, Any], served: Served, logprobs: str, **fixed: Any) -> SamplingParams:
+    """The sampling fields; `logprobs` is the field that says how many likely tokens to tell."""
+    tokens = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    names = {tokens: "max_tokens", logprobs: "logprobs", **SAMPLING}
+    if logprobs in body:
+        count(body, logprobs, 0, MAX_TOP_LOGPROBS[logprobs])
+        if "logprobs" not in SamplingParams.__dataclass_fields__:
+            raise BadRequest("log probabilities are not supported here", "logprobs")
+    body = {**body, tokens: served.max_tokens(body.get(tokens))}
+    return parse_sampling(body, names, **fixed)
+
+
+def _chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_turn(message, where) for where, message in objects(body, "messages")]
+
+
+def _turn(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    roles = ("user", "system", "developer", "assistant", "tool")
+    if message.get("role") not in roles:
+        raise BadRequest(f"{where}.role must be one of {', '.join(roles)}", f"{where}.role")
+    role = "system" if message["role"] == "developer" else message["role"]
+    content = message.get("content")
+    if role != "assistant":
+        return {"role": role, "content": text_of(content, f"{where}.content")}
+    if message.get("audio") is not None:
+        raise BadRequest(f"{where}.audio is not supported here", f"{where}.audio")
+    said = [] if content is None else [text_of(content, f"{where}.content")]
+    if message.get("tool_calls") is not None:
+        calls = objects(message, "tool_calls")
+        said += [_call(call, f"{where}.{place}") for place, call in calls]
+    if not said:
+        raise BadRequest(f"{where}.content must be a string or a list of parts", f"{where}.content")
+    return {"role": role, "content": "\n".join(said)}
+
+
+def _call(call: Mapping[str, Any], where: str) -> str:
+    """A call that the assistant made, in the words in which most templates tell it."""
+    function = call.get("function")
+    if call.get("type") != "function" or not isinstance(function, dict):
+        raise BadRequest(f"{where} must be the call of a function", where)
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise BadRequest(f"{where}.function must have a name and arguments", f"{where}.function")
+    return f'{{"name": {to_json(name)}, "arguments": {arguments or "{}"}}}'
+
+
+def _functions(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if body.get("tools", []) == []:
+        return []
+    functions = []
+    for where, tool in objects(body, "tools"):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise BadRequest(f"{where} must be of type function", where)
+        functions.append(without_nulls(function))
+    return given_tools({"tools": functions}, _function)
+
+
+def _function(function: Mapping[str, Any], where: str) -> None:
+    if not isinstance(function.get("parameters", {}), dict):
+        raise BadRequest(f"{where}.parameters must be an object", f"{where}.parameters")
+
+
+def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
+    """The kind of tool choice in the words of `chosen_tool`, and the function's name."""
+    choice = body.get("tool_choice", "auto")
+    if choice in ("auto", "none", "required"):
+        return choice, None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict) or choice["type"] != "function":
+        raise BadRequest("tool_choice must be auto, none, required or a function", "tool_choice")
+    return "named", function.get("name")
+
+
+def _format(body: Mapping[str, Any]) -> object:
+    """`response_format`, with what this dialect has one level deeper brought up."""
+    format = body.get("response_format")
+    inner = format.get("json_schema") if isinstance(format, dict) else None
+    return {**inner, "type": "json_schema"} if isinstance(inner, dict) else format
+
+
+def _prompts(body: Mapping[str, Any]) -> tuple[Prompt, ...]:
+    """One prompt or several; each is a text, or the ids of its tokens."""
+    prompt = body.get("prompt")
+    if _is_prompt(prompt):
+        return (prompt,)  # type: ignore[return-value]  # _is_prompt has looked
+    if not isinstance(prompt, list) or not all(map(_is_prompt, prompt)):
+        raise BadRequest("prompt must be a text, token ids, or a list of either", "prompt")
+    if not 0 < len(prompt) <= MAX_PROMPTS:
+        raise BadRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", "prompt")
+    return tuple(prompt)
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, list):
+        return bool(prompt) and all(type(id) is int for id in prompt)
+    return isinstance(prompt, str) and prompt != ""
+
+
+# --- What is told ------------------------------------------------------------------------------
+
+
+def openai_error(status: int, message: str, type: str, field: str | None) -> dict[str, Any]:
+    """`{"error": {...}}`, before the head."""
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code = "invalid_api_key" if status == 401 else type if type != kind else None
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def error_event(message: str, type: str) -> bytes:
+    """The end of a stream that failed."""
+    error = {"message": message, "type": "server_error", "param": None, "code": type}
+    return sse.encode(to_json({"error": error}))
+
+
+def usage_of(generations: Iterable[Generation]) -> dict[str, int]:
+    """The tokens of one reply, or of several together."""
+    usages = [generation.usage for generation in generations]
+    prompt = sum(usage["prompt_tokens"] for usage in usages)
+    completion = sum(usage["completion_tokens"] for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def obfuscation() -> str:
+    """Characters without meaning, of random number: up to twice as many as a piece may have.
+
+    Who watches an encrypted stream sees the size of each event, and could tell from it the length
+    of each token, and from those the text.
+    """
+    return secrets.token_urlsafe(24)[: secrets.randbelow(32)]
+
+
+class _Writer:
+    """What the chunks of both dialects have in common. `lead` names the reply."""
+
+    kind: str
+    prefix: str
+
+    def __init__(self, served: Served, ask: Ask, lead: Generation) -> None:
+        self._ask = ask
+        self._generation = lead
+        self._same = {
+            "id": lead.id.replace("reply-", self.prefix),
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": ask.model,
+            "system_fingerprint": served.fingerprint,
+        }
+        self._usage: dict[str, Any] = {"usage": None} if ask.usage else {}
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._same, "choices": [choice], **self._usage}
+        if self._ask.pad:
+            chunk["obfuscation"] = obfuscation()
+        return sse.encode(to_json(chunk))
+
+    def _finish(self, reason: str) -> bytes:
+        raise NotImplementedError
+
+    def closing(self, generations: Iterable[Generation]) -> bytes:
+        """What follows the last finish: the usage if it was asked for, then `[DONE]`."""
+        if not self._ask.usage:
+            return DONE
+        last = {**self._same, "choices": [], "usage": usage_of(generations)}
+        return sse.encode(to_json(last)) + DONE
+
+    def end(self, generation: Generation, id: str | None = None) -> bytes:
+        """The finish, then what closes the stream."""
+        if generation.finish_reason == "cancelled":
+            return self.error("the reply was cancelled", "cancelled")
+        return self._finish(finish_reason(self._ask, generation)) + self.closing([generation])
+
+    def error(self, message: str, type: str, id: str | None = None) -> bytes:
+        """The error in place of an end; but a filter only cuts the reply short."""
+        if type == FILTERED:
+            return self._finish(FILTERED) + self.closing([self._generation])
+        return error_event(message, type)
+
+
+def finish_reason(ask: Ask, generation: Generation) -> str:
+    """Why the reply ended. `BadRequest` when there is no word for it: somebody cancelled it."""
+    if generation.finish_reason == "stop":
+        return "tool_calls" if ask.tool else "stop"
+    if generation.finish_reason == "length":
+        return "length"
+    raise BadRequest("the reply was cancelled", code="cancelled")
+
+
+# Chat.
+
+
+class ChatWriter(_Writer):
+    """The chunks of a chat completion."""
+
+    kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def __init__(self, served: Served, ask: Ask, generation: Generation) -> None:
+        super().__init__(served, ask, generation)
+        self.heartbeat = self._delta({}) if served.heartbeat_events else COMMENT
+
+    def begin(self) -> bytes:
+        """The role, and the call's name if there is one."""
+        if not self._ask.tool:
+            return self._delta({"role": "assistant", "content": "", "refusal": None})
+        calls = [{"index": 0, **_tool_call(self._ask, self._generation, "")}]
+        return self._delta({"role": "assistant", "content": None, "tool_calls": calls})
+
+    def piece(self, text: str, id: str | None = None) -> bytes:
+        """A piece of the content, or of the call's arguments."""
+        if not self._ask.tool:
+            return self._delta({"content": text})
+        return self._delta({"tool_calls": [{"index": 0, "function": {"arguments": text}}]})
+
+    def _finish(self, reason: str) -> bytes:
+        return self._delta({}, reason)
+
+    def _delta(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        return self._chunk(
+            {
+                "index": 0,
+                "delta": delta,
+                "logprobs": chat_logprobs(self._ask, self._generation),
+                "finish_reason": reason,
+            }
+        )
+
+
+def _tool_call(ask: Ask, generation: Generation, arguments: str) -> dict[str, Any]:
+    return {
+        "id": generation.id.replace("reply-", "call_"),
+        "type": "function",
+        "function": {"name": ask.tool, "arguments": arguments},
+    }
+
+
+def chat_logprobs(ask: Ask, generation: Generation) -> dict[str, Any] | None:
+    """The log probabilities of the tokens that came since the last call."""
+    return None
+
+
+class Chat:
+    """The dialect of `/v1/chat/completions`."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def parse(self, body: Mapping[str, Any]) -> Ask:
+        """Check a request; fields that nobody knows are ignored."""
+        body = without_nulls(body)
+        model = self._served.model(body)
+        refuse(body, UNSUPPORTED_CHAT)
+        stream = flag(body, "stream")
+        tool = chosen_tool(_functions(body), *_tool_choice(body))
+        schema = format_schema(_format(body), "response_format")
+        if tool is not None:
+            schema = tool.get("parameters", NO_PARAMETERS)
+        if flag(body, "logprobs"):
+            body.setdefault("top_logprobs", 0)
+        elif "top_logprobs" in body:
+            raise BadRequest("top_logprobs is for requests with logprobs", "top_logprobs")
+        return Ask(
+            _chat(body),
+            _params(body, self._served, "top_logprobs", schema=schema),
+            stream,
+            model,
+            tool=tool["name"] if tool else None,
+            **_told_with(body, self._served, stream),
+        )
+
+    def events(self, ask: Ask, generation: Generation) -> ChatWriter:
+        """The writer of one streamed reply."""
+        return ChatWriter(self._served, ask, generation)
+
+    def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
+        """A whole chat completion."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if ask.tool:
+            message |= {"content": None, "tool_calls": [_tool_call(ask, generation, text)]}
+        return {
+            "id": generation.id.replace("reply-", "chatcmpl-"),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": ask.model,
+            "system_fingerprint": self._served.fingerprint,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": message,
+                    "logprobs": chat_logprobs(ask, generation),
+                    "finish_reason": finish_reason(ask, generation),
+                }
+            ],
+            "usage": usage_of([generation]),
+        }
+
+    def refusal(self, status: int, message: str, type: str, field: str | None) -> dict[str, Any]:
+        """`{"error": {...}}`."""
+        return openai_error(status, message, type, field)
