@@ -52,7 +52,8 @@ def length(prompt: Prompt) -> int:
     return sum(len(item["content"]) if isinstance(item, dict) else 1 for item in prompt)
 
 
-_SAMPLING = tuple(sampling.name for sampling in fields(SamplingParams))
+# Not logprobs: the native forms have no place to tell them.
+_SAMPLING = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
 _DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
 _NATIVE = ("prompt", "messages", *_SAMPLING, *_DELIVERY)
 # Longer than this is not streaming any more.

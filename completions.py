@@ -1,4 +1,4 @@
-"""OpenAI's dialects: `POST /v1/chat/completions`, and the older `POST /v1/completions`.
+"""OpenAI's dialect that everybody speaks: `POST /v1/chat/completions`.
 
     {"model": "default", "stream": true, "messages": [{"role": "user", "content": "Count."}]}
 
@@ -10,8 +10,7 @@
 
 Every chunk has the same `id`, `created` and `model`, and a `finish_reason`, which is null in all
 but one. The arguments of a function that has to be called come as pieces of `tool_calls` in place
-of `content`. The older dialect has `text` in place of `delta`, and may ask for replies to several
-prompts at once (`several.py`).
+of `content`. The older dialect, which shares what it can with this one, is `legacy.py`'s.
 
 A reply that fails ends with `data: {"error": {...}}` and no `[DONE]`: clients raise it, and keep
 what came before. No event has an `id` line: the SDK for Python hands out an empty event for every
@@ -22,20 +21,20 @@ The model decides nothing by itself: with `tool_choice` "auto" it answers in wor
 Not here: images and audio, `n`, penalties other than `repetition_penalty`, `logit_bias`: refused
 by name. Other fields that the model has no use for (`user`, `metadata`, ...) are ignored.
 
-OpenAI API reference: Chat completions, Completions (legacy), Streaming.
-Read next: `responses.py`.
+OpenAI API reference: Chat completions, Streaming.
+Read next: `legacy.py`.
 """
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sse
-from asks import Ask, Prompt, count, faults_in, flag, without_nulls
+from asks import Ask, count, faults_in, flag, without_nulls
 from chats import chosen_tool, format_schema, given_tools, objects, parse_sampling, refuse, text_of
 from dialects import to_json
-from generation import BadRequest, Generation, SamplingParams
+from generation import BadRequest, Generation, SamplingParams, TokenLogprob
 from models import Served
 
 COMMENT = sse.encode_comment("")
@@ -62,11 +61,6 @@ UNSUPPORTED_CHAT: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
-UNSUPPORTED_TEXT: dict[str, tuple[object, ...]] = {
-    **UNSUPPORTED,
-    "best_of": (1,),
-    "suffix": ("",),
-}
 # The provider's names for ours; the last two are not the provider's, but widely sent.
 SAMPLING = {
     "temperature": "temperature",
@@ -76,9 +70,6 @@ SAMPLING = {
     "top_k": "top_k",
     "repetition_penalty": "repetition_penalty",
 }
-# What the older dialect's reference says for a request that names no number.
-DEFAULT_TEXT_TOKENS = 16
-MAX_PROMPTS = 20
 MAX_TOP_LOGPROBS = {"top_logprobs": 20, "logprobs": 5}  # as the reference has it
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 FILTERED = "content_filter"
@@ -87,7 +78,7 @@ FILTERED = "content_filter"
 # --- What is asked for -------------------------------------------------------------------------
 
 
-def _told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[str, Any]:
+def told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[str, Any]:
     """What `stream_options` say of how to tell the reply, as fields of `Ask`."""
     options = body.get("stream_options", {})
     if not isinstance(options, dict):
@@ -102,14 +93,14 @@ def _told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[st
     }
 
 
-def _params(body: Mapping[str, Any], served: Served, logprobs: str, **fixed: Any) -> SamplingParams:
+def sampling_of(
+    body: Mapping[str, Any], served: Served, logprobs: str, **fixed: Any
+) -> SamplingParams:
     """The sampling fields; `logprobs` is the field that says how many likely tokens to tell."""
     tokens = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     names = {tokens: "max_tokens", logprobs: "logprobs", **SAMPLING}
     if logprobs in body:
         count(body, logprobs, 0, MAX_TOP_LOGPROBS[logprobs])
-        if "logprobs" not in SamplingParams.__dataclass_fields__:
-            raise BadRequest("log probabilities are not supported here", "logprobs")
     body = {**body, tokens: served.max_tokens(body.get(tokens))}
     return parse_sampling(body, names, **fixed)
 
@@ -183,24 +174,6 @@ def _format(body: Mapping[str, Any]) -> object:
     return {**inner, "type": "json_schema"} if isinstance(inner, dict) else format
 
 
-def _prompts(body: Mapping[str, Any]) -> tuple[Prompt, ...]:
-    """One prompt or several; each is a text, or the ids of its tokens."""
-    prompt = body.get("prompt")
-    if _is_prompt(prompt):
-        return (prompt,)  # type: ignore[return-value]  # _is_prompt has looked
-    if not isinstance(prompt, list) or not all(map(_is_prompt, prompt)):
-        raise BadRequest("prompt must be a text, token ids, or a list of either", "prompt")
-    if not 0 < len(prompt) <= MAX_PROMPTS:
-        raise BadRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", "prompt")
-    return tuple(prompt)
-
-
-def _is_prompt(prompt: object) -> bool:
-    if isinstance(prompt, list):
-        return bool(prompt) and all(type(id) is int for id in prompt)
-    return isinstance(prompt, str) and prompt != ""
-
-
 # --- What is told ------------------------------------------------------------------------------
 
 
@@ -213,7 +186,8 @@ def openai_error(status: int, message: str, type: str, field: str | None) -> dic
         429: "rate_limit_error",
     }
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code = "invalid_api_key" if status == 401 else type if type != kind else None
+    code: str | None = "invalid_api_key" if status == 401 else type
+    code = None if code in (kind, "not_found", "forbidden") else code
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
@@ -223,7 +197,7 @@ def error_event(message: str, type: str) -> bytes:
     return sse.encode(to_json({"error": error}))
 
 
-def usage_of(generations: Iterable[Generation]) -> dict[str, int]:
+def usage_of(generations: Sequence[Generation]) -> dict[str, int]:
     """The tokens of one reply, or of several together."""
     usages = [generation.usage for generation in generations]
     prompt = sum(usage["prompt_tokens"] for usage in usages)
@@ -244,7 +218,7 @@ def obfuscation() -> str:
     return secrets.token_urlsafe(24)[: secrets.randbelow(32)]
 
 
-class _Writer:
+class Writer:
     """What the chunks of both dialects have in common. `lead` names the reply."""
 
     kind: str
@@ -271,7 +245,7 @@ class _Writer:
     def _finish(self, reason: str) -> bytes:
         raise NotImplementedError
 
-    def closing(self, generations: Iterable[Generation]) -> bytes:
+    def closing(self, generations: Sequence[Generation]) -> bytes:
         """What follows the last finish: the usage if it was asked for, then `[DONE]`."""
         if not self._ask.usage:
             return DONE
@@ -293,6 +267,8 @@ class _Writer:
 
 def finish_reason(ask: Ask, generation: Generation) -> str:
     """Why the reply ended. `BadRequest` when there is no word for it: somebody cancelled it."""
+    if generation.filtered:
+        return FILTERED
     if generation.finish_reason == "stop":
         return "tool_calls" if ask.tool else "stop"
     if generation.finish_reason == "length":
@@ -303,7 +279,7 @@ def finish_reason(ask: Ask, generation: Generation) -> str:
 # Chat.
 
 
-class ChatWriter(_Writer):
+class ChatWriter(Writer):
     """The chunks of a chat completion."""
 
     kind = "chat.completion.chunk"
@@ -334,7 +310,7 @@ class ChatWriter(_Writer):
             {
                 "index": 0,
                 "delta": delta,
-                "logprobs": chat_logprobs(self._ask, self._generation),
+                "logprobs": _logprobs(self._ask, self._generation),
                 "finish_reason": reason,
             }
         )
@@ -348,13 +324,25 @@ def _tool_call(ask: Ask, generation: Generation, arguments: str) -> dict[str, An
     }
 
 
-def chat_logprobs(ask: Ask, generation: Generation) -> dict[str, Any] | None:
-    """The log probabilities of the tokens that came since the last call."""
-    return None
+def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any] | None:
+    """The log probabilities of the tokens that came since the last call, if they were asked for."""
+    if ask.params.logprobs is None:
+        return None
+    told = [
+        {**_token(token), "top_logprobs": [_token(other) for other in token.top]}
+        for token in generation.take_logprobs()
+    ]
+    return {"content": told, "refusal": None} if told else None
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.raw)}
 
 
 class Chat:
     """The dialect of `/v1/chat/completions`."""
+
+    filter_is_an_end = True
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -375,11 +363,11 @@ class Chat:
             raise BadRequest("top_logprobs is for requests with logprobs", "top_logprobs")
         return Ask(
             _chat(body),
-            _params(body, self._served, "top_logprobs", schema=schema),
+            sampling_of(body, self._served, "top_logprobs", schema=schema),
             stream,
             model,
             tool=tool["name"] if tool else None,
-            **_told_with(body, self._served, stream),
+            **told_with(body, self._served, stream),
         )
 
     def events(self, ask: Ask, generation: Generation) -> ChatWriter:
@@ -401,7 +389,7 @@ class Chat:
                 {
                     "index": 0,
                     "message": message,
-                    "logprobs": chat_logprobs(ask, generation),
+                    "logprobs": _logprobs(ask, generation),
                     "finish_reason": finish_reason(ask, generation),
                 }
             ],

@@ -32,7 +32,7 @@ from access import Access, Refusal
 from asks import Ask, Prompt
 from connection import ClientGone, Exchange
 from dialects import Dialect, Events, Frames, Native, Plain, to_json
-from engine import token_ids
+from engine import Engine, token_ids
 from generation import (
     BadRequest,
     EngineDown,
@@ -43,7 +43,7 @@ from generation import (
 )
 from messages import Messages
 from metrics import Metrics
-from pieces import Banned, Pieces, grouped, held_back
+from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
 from replay import Replay, ReplayStore, Tell, parse_event_id
 from session import Session
 from simulated import FAULTS, Cut, SimulatedEngine, faulty
@@ -183,6 +183,12 @@ class Delivery:
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
         ids = await self._tokenize(ask.prompt)
+        if ask.params.logprobs is not None and self.policy.banned:
+            raise BadRequest("log probabilities would tell what a filter holds back", "logprobs")
+        if ask.params.schema is not None and isinstance(self.engine, Engine):
+            # A large one takes a second to compile; the engine then finds it compiled.
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self.engine.compile, ask.params.schema)
         if self.stopping:
             raise EngineDown("the server is shutting down")
         if ask.resume:
@@ -200,12 +206,13 @@ class Delivery:
         self._running.pop(generation.id, None)
         self._metrics.finished(generation)
 
-    def _watch(self, exchange: Exchange, entry: Entry) -> None:
+    def watch(self, exchange: Exchange, *entries: Entry) -> None:
         """Cancel when nobody reads any more."""
 
         def on_gone(why: str) -> None:
-            entry.client_left = True
-            entry.generation.cancel(why)
+            for entry in entries:
+                entry.client_left = True
+                entry.generation.cancel(why)
 
         exchange.watch(on_gone)
 
@@ -232,13 +239,14 @@ class Delivery:
                     entry.told += 1
                     yield functools.partial(events.piece, piece), False
         except GenerationError as error:
+            generation.filtered = isinstance(error, BannedPhrase)
             end = functools.partial(events.error, str(error), error.type)
         if _was_shut_down(generation):
             end = functools.partial(events.error, "the server is shutting down", "unavailable")
         entry.told += 1
         yield end, True
 
-    async def _write(
+    async def write(
         self,
         exchange: Exchange,
         framed: AsyncGenerator[bytes, None],
@@ -308,20 +316,31 @@ class Delivery:
     async def _complete(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
         entry = await self._begin(exchange.request.path, ask)
         with entry.generation as generation:
-            self._watch(exchange, entry)
-            try:
-                async with aclosing(self._pieces(generation, ask)) as pieces:
-                    text = "".join([piece async for piece in pieces])
-            except GenerationError as error:
-                raise _refused(error) from error
-        if _was_shut_down(generation):
-            raise Refusal(503, "the server is shutting down", "unavailable")
+            self.watch(exchange, entry)
+            text = await self.text(entry, ask, dialect)
         fields = [*self._access.fields(exchange.request), ("Reply-Id", generation.id)]
         body = to_json(dialect.body(ask, generation, text)).encode()
         if ask.faults and ask.faults.get("truncate_after", 10**9) <= generation.completion_tokens:
             exchange.cut_short(200, body, JSON, fields)
         else:
             exchange.respond(200, body, JSON, fields)
+
+    async def text(self, entry: Entry, ask: Ask, dialect: Dialect) -> str:
+        """All of a reply's text, once it is there. `Refusal` when the reply fails."""
+        generation, texts = entry.generation, []
+        try:
+            async with aclosing(self._pieces(generation, ask)) as pieces:
+                async for piece in pieces:
+                    texts.append(piece)
+        except BannedPhrase as error:
+            if not dialect.filter_is_an_end:
+                raise _refused(error) from error
+            generation.filtered = True
+        except GenerationError as error:
+            raise _refused(error) from error
+        if _was_shut_down(generation):
+            raise Refusal(503, "the server is shutting down", "unavailable")
+        return "".join(texts)
 
     # Server-sent events.
 
@@ -334,10 +353,10 @@ class Delivery:
             await self.follow(exchange, replay, 0, entry, ask.faults)
             return
         with entry.generation as generation:
-            self._start(exchange, generation, events.heartbeat)
-            self._watch(exchange, entry)
+            self.start(exchange, generation, events.heartbeat)
+            self.watch(exchange, entry)
             framed = self._framed(exchange, entry, self.told(entry, ask, events))
-            if await self._write(exchange, framed, generation, ask.faults):
+            if await self.write(exchange, framed, generation, ask.faults):
                 exchange.finish()
 
     async def begin(self, exchange: Exchange, ask: Ask) -> Entry:
@@ -355,14 +374,14 @@ class Delivery:
         generation = entry.generation
         if generation.accepted is None:
             return
-        self._watch(exchange, entry)
+        self.watch(exchange, entry)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(exchange.connection.settings.heartbeat_s or None):
                 await generation.accepted.wait()
         if generation.failure is not None:
             raise _refused(generation.failure)
 
-    def _start(self, exchange: Exchange, generation: Generation, heartbeat: bytes) -> None:
+    def start(self, exchange: Exchange, generation: Generation, heartbeat: bytes) -> None:
         """Send the head now, not with the first token: the client knows that it is served."""
         fields = [*STREAM_FIELDS, *self._access.fields(exchange.request)]
         fields.append(("Reply-Id", generation.id))
@@ -426,7 +445,7 @@ class Delivery:
             entry.client_left = True
             replay.wake()  # the generation goes on for a grace time, this follower does not
 
-        self._start(exchange, replay.generation, Plain.heartbeat)
+        self.start(exchange, replay.generation, Plain.heartbeat)
         exchange.watch(on_gone)
 
         async def framed() -> AsyncGenerator[bytes, None]:
@@ -434,7 +453,7 @@ class Delivery:
                 async for event in events:
                     yield exchange.frame(event)
 
-        if await self._write(exchange, framed(), None, faults):
+        if await self.write(exchange, framed(), None, faults):
             exchange.finish()
 
     def find(self, id: str) -> Entry | None:
@@ -496,10 +515,10 @@ class Delivery:
                     yield session.frame(tell(None))
 
         with entry.generation as generation:
-            self._watch(exchange, entry)
+            self.watch(exchange, entry)
             listening = asyncio.create_task(self._listen(session, entry))
             try:
-                whole = await self._write(exchange, framed(), generation, ask.faults)
+                whole = await self.write(exchange, framed(), generation, ask.faults)
             finally:
                 listening.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -38,7 +38,13 @@ def to_json(value: object) -> str:
 
 
 class Dialect(Protocol):
-    """One API: how its replies are asked for, streamed, told whole, and refused."""
+    """One API: how its replies are asked for, streamed, told whole, and refused.
+
+    `filter_is_an_end`: it has a word for a reply that a filter cut short (`Generation.filtered`),
+    so that what came before can be told; else that is an error.
+    """
+
+    filter_is_an_end: bool
 
     def parse(self, body: Mapping[str, Any]) -> Ask:
         """Check a request; `BadRequest` names the field."""
@@ -136,6 +142,8 @@ FORMS: dict[str, Callable[[bool], Events]] = {"plain": Plain, "named": Named, "b
 
 class Native:
     """The native routes: `/stream` with events, the others with one JSON body."""
+
+    filter_is_an_end = False
 
     def __init__(self, *, stream: bool, fault_names: tuple[str, ...] = ()) -> None:
         self._stream = stream

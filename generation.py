@@ -172,6 +172,7 @@ class Generation:
         # Of an engine that asks another server: set when that takes the request, or at the end.
         self.accepted: asyncio.Event | None = None
         self.matched_stop: str | None = None
+        self.filtered = False  # cut short because it was about to say what it must not
         self.cancel_reason: str | None = None
         self.paused = False
         self.timings = Timings()

@@ -80,6 +80,8 @@ PING = _event("ping")
 class Messages:
     """The dialect of `/v1/messages`."""
 
+    filter_is_an_end = False
+
     def __init__(self, served: Served) -> None:
         self._served = served
 

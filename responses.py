@@ -100,6 +100,8 @@ STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 class Responses:
     """The dialect of `/v1/responses`."""
 
+    filter_is_an_end = False
+
     def __init__(self, served: Served) -> None:
         self._served = served
 

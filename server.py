@@ -49,6 +49,7 @@ from delivery import (
 from dialects import Dialect, to_json
 from engine import Engine
 from generation import BadRequest, EngineDown, QueueFull, SamplingParams
+from legacy import Several, Text
 from messages import Messages
 from models import (
     Served,
@@ -116,12 +117,14 @@ class Server:
         # Which dialect an address speaks, by its longest prefix here: also for its refusals.
         self.served = options.served(engine)
         chat = Chat(self.served)
+        text = Text(self.served)
         messages = Messages(self.served)
         responses = Responses(self.served)
         background = Background(reply, responses)
         self._dialects: dict[str, Dialect] = {
             "/": reply.buffered,
             "/v1/": chat,
+            "/v1/completions": text,
             "/v1/responses": responses,
             "/v1/messages": messages,
         }
@@ -136,6 +139,7 @@ class Server:
             "/ws": {"GET": reply.websocket},
             "/cancel/": {"POST": reply.cancel},
             "/v1/chat/completions": {"POST": functools.partial(reply.reply, dialect=chat)},
+            "/v1/completions": {"POST": Several(reply, text).create},
             "/v1/responses": {"POST": background.create},
             "/v1/responses/": {"GET": background.retrieve},
             "/v1/responses/*/cancel": {"POST": background.cancel},
