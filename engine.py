@@ -66,6 +66,7 @@ class LanguageModel(Protocol):
     rows: int
     context: int
     bytes_per_token: int
+    vocabulary: int  # ids are 0 to one less
     eos_ids: frozenset[int]
 
     def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
@@ -192,6 +193,8 @@ class Engine:
                 "prompt",
                 "context_length_exceeded",
             )
+        if min(ids) < 0 or max(ids) >= self.model.vocabulary:
+            raise BadRequest(f"token ids are 0 to {self.model.vocabulary - 1}", "prompt")
         return ids
 
     def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:

@@ -83,6 +83,7 @@ class LanguageModel:
         self.context = _context(config, context)
         self.device = str(network.device)
         self.dtype = str(network.dtype).removeprefix("torch.")
+        self.vocabulary: int = config.vocab_size
         self.eos_ids = _eos_ids(network, tokenizer)
         self.fixed = False
         layers, heads, size = cache_shape(config)

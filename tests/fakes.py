@@ -49,6 +49,7 @@ class FakeModel:
         self.rows = rows
         self.context = context
         self.bytes_per_token = 100
+        self.vocabulary = EOS + 1
         self.eos_ids = frozenset({EOS})
         self.cache: list[list[int]] = [[] for _ in range(rows)]
         self.script = script
