@@ -14,10 +14,28 @@ With `usage` asked for, plain and bare send one more event before `[DONE]`. An e
 `event: error` and nothing after it, so it can't be taken for an end. The writer of a stream has
 four methods, each returning what to write: `begin`, `piece`, `end`, `error`.
 
+The providers' dialects say the same in more words, each in a file of its own:
+
+             completions.py       legacy.py          responses.py             messages.py
+    asked    messages             prompt             input, instructions      messages, system
+    begin    delta.role           -                  response.created,        message_start,
+                                                     ... content_part.added   content_block_start
+    "Two"    delta.content        text               response.                content_block_delta
+                                                     output_text.delta
+    a call   delta.tool_calls     -                  response.function_       content_block_delta,
+                                                     call_arguments.delta     input_json_delta
+    end      finish_reason,       finish_reason,     ... output_text.done,    content_block_stop,
+             usage, [DONE]        usage, [DONE]      response.completed       message_delta, _stop
+    why      stop, length,        stop, length,      completed; incomplete    end_turn, tool_use,
+             tool_calls           content_filter     and its reason           max_tokens ...
+    error    data: {"error"}      data: {"error"}    event: error             event: error
+    silence  a comment            a comment          a comment                event: ping
+    refusal  {"error": {}}        {"error": {}}      {"error": {}}            {"type": "error", ...}
+
 JSON is UTF-8, with the default separators. U+0085, U+2028 and U+2029 are escaped: they may stand
 in JSON strings, but many clients split lines on them.
 
-Not here: when to send what (`server.py`).
+Not here: when to send what (`delivery.py`). Read next: `models.py`, then `completions.py`.
 """
 
 import json

@@ -261,13 +261,16 @@ class Server:
     def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         if exchange.status is not None:
             raise refusal
-        dialect = self._dialect(exchange.request.path)
+        dialect = self._dialect(exchange.request)
         error = dialect.refusal(refusal.status, str(refusal), refusal.type, refusal.field)
         body = to_json(error).encode()
         fields = [*refusal.fields, *self.options.access.fields(exchange.request)]
         exchange.respond(refusal.status, body, JSON, fields)
 
-    def _dialect(self, path: str) -> Dialect:
+    def _dialect(self, request: http1.Request) -> Dialect:
+        path = request.path
+        if path.startswith("/v1/models") and "anthropic-version" in request.fields:
+            path = "/v1/messages"  # both providers' clients ask there
         prefixes = [prefix for prefix in self._dialects if path.startswith(prefix)]
         return self._dialects[max(prefixes, key=len, default="/")]
 

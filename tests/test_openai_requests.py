@@ -11,6 +11,7 @@ from require import require
 from serving import eventually, serving
 from strict import strictly
 
+import server
 from engine import Engine
 
 openai = require("openai")
@@ -311,3 +312,31 @@ class TestModels:
                 answer = await running.ask("GET", f"/v1/models/{name}")
                 assert answer.status == 404
                 assert answer.json()["error"]["code"] == "model_not_found"
+                version = {"anthropic-version": "2023-06-01"}
+                answer = await running.ask("GET", f"/v1/models/{name}", **version)
+                assert answer.status == 404
+                strictly(anthropic_types.shared.ErrorResponse, answer.json())
+
+
+class TestFlags:
+    """What the command line says reaches the routes."""
+
+    async def test_all(self) -> None:
+        flags = ["--model", "simulated", "--alias", "a", "--alias", "b", "--pad"]
+        args = server.parse_arguments([*flags, "--sse-heartbeat", "event"])
+        options = server.make_options(args)
+        served = options.served(server.make_engine(args))
+        assert served.names == ["simulated", "default", "a", "b"]
+        assert (served.pad, served.heartbeat_events, options.policy.heartbeats) == (
+            True, True, True,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(("mode", "on"), [("comment", True), ("off", False)])
+    async def test_heartbeats(self, mode: str, on: bool) -> None:
+        options = server.make_options(server.parse_arguments(["--sse-heartbeat", mode]))
+        assert (options.policy.heartbeats, options.heartbeat_events) == (on, False)
+
+    async def test_no_such_heartbeat(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            server.parse_arguments(["--sse-heartbeat", "loud"])
+        assert "--sse-heartbeat" in capsys.readouterr().err
