@@ -228,6 +228,7 @@ class Exchange:
     def write(self, data: bytes) -> None:
         """Hand bytes to the transport; raises `ClientGone` when nobody takes them."""
         if self._settings.naive:
+            self._last_write = self._loop.time()
             if not self._transport.is_closing():
                 self.writer.write(data)
             return
@@ -333,7 +334,7 @@ class Exchange:
         taken = self._written - self.queued
         if taken > self._taken or not self.queued:
             self._taken, self._last_progress = taken, now
-        if now - self._last_progress >= self._settings.stall_s:
+        if now - self._last_progress >= self._settings.stall_s and not self._settings.naive:
             self.lost("too slow: nothing was taken for too long")
             return
         if self._pinged is not None and now - self._pinged >= self._settings.stall_s:
@@ -422,7 +423,7 @@ class Connection:
         """Serve no further request; what still waits for its client to speak ends now."""
         self.closing = True
         if self.exchange is None:
-            self.writer.transport.abort()
+            self.writer.transport.close()  # after what the client has not taken yet
         elif self._patience is not None and not self._patience.expired():
             self._patience.reschedule(0)
 
@@ -458,6 +459,8 @@ class Connection:
             exchange.close()
             self.wire.on_end = None
             self.exchange = None
+        # Requests that are here already would be answered without a pause: others first.
+        await asyncio.sleep(0)
         return exchange.keep_alive
 
     async def _read_head(self) -> http1.Request | None:
@@ -490,7 +493,10 @@ class Connection:
     async def read(self) -> bytes:
         """What the client sends next, b"" at its end; `ClientGone` when the connection broke."""
         try:
-            return await self.wire.read(READ_BYTES)
+            data = await self.wire.read(READ_BYTES)
+            # What is here already is returned without a pause: a flood must let others in between.
+            await asyncio.sleep(0)
+            return data
         except OSError as error:  # a reset, a route that is gone, a TLS alert
             raise ClientGone("the client's connection broke") from error
 
@@ -511,12 +517,12 @@ class Connection:
 
     async def read_content(self, exchange: Exchange) -> bytes:
         """Read one request's content to its end (used by `Exchange.content`)."""
-        parts: list[bytes] = []
+        content = bytearray()  # a list of its parts would be many times as large as small chunks
         try:
             async with self.patience(self.settings.content_s):
                 while not isinstance(event := self.parser.next_event(), http1.End):
                     if isinstance(event, http1.Content):
-                        parts.append(event.data)
+                        content += event.data
                     elif event is None:
                         # RFC 9110 section 10.1.1: only when the content is really waited for.
                         if exchange.request.expects_continue and not exchange.continued:
@@ -528,7 +534,7 @@ class Connection:
                 raise http1.ProtocolError("the server is shutting down", 503) from None
             raise http1.ProtocolError("the content took too long to arrive", 408) from None
         exchange.content_read = True
-        return b"".join(parts)
+        return bytes(content)
 
     def may_persist(self, exchange: Exchange) -> bool:
         """Whether the next request can be found behind this one (asked when a head is written).
@@ -560,7 +566,9 @@ class Connection:
             ("Content-Length", str(len(body))),
             ("Connection", "close"),
         ]
-        self.writer.write(http1.encode_head(error.status, fields) + body)
+        head = http1.encode_head(error.status, fields)
+        # RFC 9110 section 9.3.2: no content to HEAD, if it is known to be one.
+        self.writer.write(head if self.parser.method == "HEAD" else head + body)
 
     def _fail(self, exchange: Exchange) -> None:
         """Our own fault: 500 while that can still be said, else a cut."""

@@ -44,7 +44,7 @@ from generation import (
 from messages import Messages
 from metrics import Metrics
 from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
-from replay import Replay, ReplayStore, Tell, parse_event_id
+from replay import ABANDONED, Replay, ReplayStore, Tell, parse_event_id
 from session import Session
 from simulated import FAULTS, Cut, SimulatedEngine, faulty
 
@@ -78,6 +78,9 @@ class AnyEngine(Protocol):
 
     @property
     def cache_bytes(self) -> int: ...  # noqa: D102
+
+    @property
+    def closed(self) -> bool: ...  # noqa: D102
 
     def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]: ...  # noqa: D102
 
@@ -241,8 +244,8 @@ class Delivery:
         except GenerationError as error:
             generation.filtered = isinstance(error, BannedPhrase)
             end = functools.partial(events.error, str(error), error.type)
-        if _was_shut_down(generation):
-            end = functools.partial(events.error, "the server is shutting down", "unavailable")
+        if broken_off := _broken_off(generation):
+            end = functools.partial(events.error, *broken_off)
         entry.told += 1
         yield end, True
 
@@ -338,8 +341,8 @@ class Delivery:
             generation.filtered = True
         except GenerationError as error:
             raise _refused(error) from error
-        if _was_shut_down(generation):
-            raise Refusal(503, "the server is shutting down", "unavailable")
+        if broken_off := _broken_off(generation):
+            raise Refusal(503, *broken_off)
         return "".join(texts)
 
     # Server-sent events.
@@ -541,8 +544,18 @@ class Delivery:
                     entry.generation.cancel("the client said stop")
 
 
-def _was_shut_down(generation: Generation) -> bool:
-    return generation.finish_reason == "cancelled" and generation.cancel_reason == "shutdown"
+# Not by the client's own wish: such a reply must not look like one that has ended.
+BROKEN_OFF = {
+    "shutdown": ("the server is shutting down", "unavailable"),
+    ABANDONED: ("nobody followed the reply any more", "abandoned"),
+}
+
+
+def _broken_off(generation: Generation) -> tuple[str, str] | None:
+    """Message and type of the error that a cancelled reply has to end in, if any."""
+    if generation.finish_reason != "cancelled":
+        return None
+    return BROKEN_OFF.get(generation.cancel_reason or "")
 
 
 def _message_body(message: str | bytes) -> Mapping[str, Any]:

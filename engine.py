@@ -224,6 +224,11 @@ class Engine:
             self._thread.join(timeout)
 
     @property
+    def closed(self) -> bool:
+        """Whether the thread has ended, or never began."""
+        return not self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)

@@ -606,10 +606,18 @@ class Parser(ABC, Generic[Head]):
 class RequestParser(Parser[Request]):
     """The server's side: the requests of one connection, one after the other."""
 
+    _method = ""
+
+    @property
+    def method(self) -> str:
+        """The method of the newest request line, also of a request refused for the rest."""
+        return self._method
+
     def _start_line(self) -> None:
         """request-line = method SP request-target SP HTTP-version, RFC 9112 section 3."""
         while self._buffer[:2] == b"\r\n":  # RFC 9112 section 2.2: skipped, at the head's expense
             self._head_line()
+        self._method = ""
         self._check_start()
         if match := self._match_start_line(REQUEST_LINE):
             _check_target(match["method"], match["target"])

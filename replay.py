@@ -29,6 +29,8 @@ from generation import BadRequest, Generation, QueueFull
 # What to write for an event, once its id is known; and whether it is the last.
 Tell = tuple[Callable[[str | None], Any], bool]
 
+ABANDONED = "nobody came back for it"
+
 # The id of a reply and the number of an event in it. Matched in full, ASCII digits only.
 EVENT_ID = re.compile(r"(reply-[0-9a-f]{1,32}):([0-9]{1,9})", re.ASCII)
 # Events replayed in one go, before others on the event loop have their turn.
@@ -110,7 +112,7 @@ class Replay:
             self._abandonment = loop.call_later(self._grace_s, self._abandon)
 
     def _abandon(self) -> None:
-        self.generation.cancel("nobody came back for it")
+        self.generation.cancel(ABANDONED)
 
     def _forget_abandonment(self) -> None:
         if self._abandonment is not None:

@@ -179,6 +179,8 @@ class Server:
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """Accept no more, let every stream tell its end, then drop what is left."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
         self.delivery.stopping = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
@@ -189,7 +191,12 @@ class Server:
             await asyncio.wait(self._tasks, timeout=grace_s)
         for connection in list(self._tasks.values()):
             connection.writer.transport.abort()
-        self.engine.close(grace_s)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)  # for them to see it
+        # The thread finishes its step; a second signal is still heard meanwhile.
+        self.engine.close(0)
+        while not self.engine.closed and loop.time() < deadline:  # noqa: ASYNC110 (a thread)
+            await asyncio.sleep(0.01)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert isinstance(reader, WatchedReader)
@@ -268,7 +275,10 @@ class Server:
         exchange.respond(refusal.status, body, JSON, fields)
 
     def _dialect(self, request: http1.Request) -> Dialect:
-        path = request.path
+        try:
+            path = request.path
+        except http1.ProtocolError:  # which may be why it is refused
+            path = "/"
         if path.startswith("/v1/models") and "anthropic-version" in request.fields:
             path = "/v1/messages"  # both providers' clients ask there
         prefixes = [prefix for prefix in self._dialects if path.startswith(prefix)]
@@ -504,7 +514,10 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
             jitter_ms=args.jitter_ms,
             first_delay_ms=args.first_delay_ms,
         )
-    import lm  # torch and transformers take a second to import; the simulated model has no need
+    try:
+        import lm  # torch and transformers take a second; the simulated model has no need of them
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error}: pip install -r requirements.txt, or --model simulated")
 
     model = lm.LanguageModel.load(
         args.model,

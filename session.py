@@ -33,8 +33,8 @@ class Session:
         request = self.exchange.request
         websocket.check_request(request)
         await self.exchange.content()  # none, but the parser has to be told
-        self._peer.feed(self.exchange.upgrade(websocket.response_fields(request)))
         self.exchange.heartbeat = self._peer.ping(b"")
+        self._peer.feed(self.exchange.upgrade(websocket.response_fields(request)))
 
     def send(self, data: str | bytes) -> None:
         """Send one message; nothing is sent once either side has begun to close."""

@@ -120,6 +120,11 @@ class SimulatedEngine:
         self._closed = True
         self.cancel_all("shutdown")
 
+    @property
+    def closed(self) -> bool:
+        """There is no thread to wait for."""
+        return self._closed
+
     def cancel_all(self, reason: str) -> None:
         """Cancel what runs."""
         for schedule in list(self._schedules):

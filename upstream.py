@@ -180,6 +180,11 @@ class UpstreamEngine:
         self._closed = True
         self.cancel_all("shutdown")
 
+    @property
+    def closed(self) -> bool:
+        """There is no thread to wait for."""
+        return self._closed
+
     async def model_name(self) -> str:
         """The model to ask for: as told, or the first that the server names, or "default"."""
         if self.model is None:

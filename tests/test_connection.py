@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -487,6 +488,86 @@ class TestCut:
 
 async def _raise(exchange: Any) -> None:
     raise RuntimeError("secret")
+
+
+class TestFloods:
+    """Bytes that are here already must not be worked through without a pause."""
+
+    async def test_other_clients_are_served_between_pipelined_requests(self) -> None:
+        async with serving() as running, running.connect() as flood, running.connect() as other:
+            served = 0
+            handle = running.server.handle
+
+            async def count(exchange: Any) -> None:
+                nonlocal served
+                served += exchange.request.method == "HEAD"
+                await handle(exchange)
+
+            await other.ask("GET", "/health")
+            for connection in running.server._tasks.values():
+                connection.handler = count
+            await eventually(lambda: len(running.server._tasks) == 2)
+            for connection in running.server._tasks.values():
+                connection.handler = count
+            flood.send(b"HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" * 1500)
+            other.request("GET", "/health")
+            assert (await other.answer()).status == 200
+            assert served < 1500
+
+    async def test_small_chunks_take_the_memory_of_what_they_hold(self) -> None:
+        async with serving() as running, running.connect() as peer:
+            head = b"POST /complete HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+            tracemalloc.start()
+            try:
+                before = tracemalloc.get_traced_memory()[0]
+                peer.send(head + b"2\r\n  \r\n" * 100_000)
+                await peer.writer.drain()
+                await eventually(
+                    lambda: all(c.wire._buffer == b"" for c in running.server._tasks.values())
+                )
+                await asyncio.sleep(0.2)
+                assert tracemalloc.get_traced_memory()[0] - before < 3_000_000
+            finally:
+                tracemalloc.stop()
+
+
+async def test_head_is_refused_without_content() -> None:
+    """RFC 9110 section 9.3.2, also where the rest of the head is what is wrong."""
+    async with serving() as running, running.connect() as peer:
+        peer.send(b"HEAD / HTTP/1.1\r\n\r\n")
+        assert (await peer.closed()).endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("target", ["/%ff", "/stream/%ff", "/v1/%80"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+async def test_a_path_that_is_no_text_is_the_client_s_fault(
+    method: str, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as running:
+        assert (await running.ask(method, target)).status == 400
+    assert not caplog.records
+
+
+async def test_shutdown_lets_a_slow_reader_have_its_whole_answer() -> None:
+    engine = SimulatedEngine(delay_ms=0, jitter_ms=0)
+    async with serving(engine) as running, running.connect(receive_buffer=4096) as peer:
+        peer.request("POST", "/complete", {"prompt": "a", "max_tokens": 20_000})
+        await eventually(lambda: running.server.entries and engine.running == 0)
+        await eventually(lambda: all(c.exchange is None for c in running.server._tasks.values()))
+        stopping = asyncio.create_task(running.server.stop(grace_s=20))
+        assert (await peer.answer()).json()["usage"]["completion_tokens"] == 20_000
+        await stopping
+
+
+async def test_naive_breaks_silences_no_more_often_than_others() -> None:
+    model, engine = stepped()
+    settings = quick(naive=True, heartbeat_s=0.05)
+    async with serving(engine, settings=settings) as running, running.connect() as peer:
+        peer.request("POST", "/stream", {**REQUEST, "max_tokens": 2})
+        await asyncio.sleep(0.3)
+        model.step.release(100)
+        await peer.until(b"[DONE]")
+        assert 1 <= peer.content.count(b":\n\n") <= 7
 
 
 class TestTooMany:
