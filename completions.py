@@ -270,7 +270,8 @@ def finish_reason(ask: Ask, generation: Generation) -> str:
     if generation.filtered:
         return FILTERED
     if generation.finish_reason == "stop":
-        return "tool_calls" if ask.tool else "stop"
+        # A stop string cuts the arguments short: that is no call.
+        return "tool_calls" if ask.tool and generation.matched_stop is None else "stop"
     if generation.finish_reason == "length":
         return "length"
     raise BadRequest("the reply was cancelled", code="cancelled")

@@ -317,7 +317,9 @@ class TestTools:
     async def test_cut_short(self) -> None:
         async with serving(Engine(FakeModel())) as running:
             chunks = await stream(running, **FORCED, max_tokens=4)
+            stopped = await stream(running, **FORCED, max_tokens=99, stop="Par")
         assert reason_of(chunks) == "length"
+        assert reason_of(stopped) == "stop"
 
     @pytest.mark.parametrize("choice", [None, "auto", "none"])
     async def test_not_chosen(self, choice: Any) -> None:
