@@ -420,8 +420,15 @@ class TestCompletions:
         assert together.usage.completion_tokens == 15
 
     async def test_they_are_told_side_by_side(self) -> None:
-        async with serving(Engine(FakeModel())) as running:
-            chunks = await stream(running, TEXT, prompt=["One.", "Two."], max_tokens=20)
+        model = FakeModel()
+        model.step = threading.Semaphore(0)
+        engine = Engine(model)
+        async with serving(engine) as running:
+            fields: Any = {"prompt": ["One.", "Two."], "max_tokens": 20}
+            streaming = asyncio.create_task(stream(running, TEXT, **fields))
+            await eventually(lambda: engine.running + engine.waiting == 2)
+            model.step.release(1000)
+            chunks = await streaming
         order = [chunk["choices"][0]["index"] for chunk in chunks]
         assert order != sorted(order)
 
