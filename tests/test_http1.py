@@ -1388,3 +1388,13 @@ class TestSharedCases:
             assert {first[-1], f"{first[-1] // 100}xx"} & set(wanted)
         else:
             assert "wait" in wanted
+
+
+def test_the_method_of_a_refused_request_is_known() -> None:
+    """A refusal has no content if the request was HEAD (RFC 9110 section 9.3.2)."""
+    parser = http1.RequestParser()
+    assert parser.method == ""
+    parser.feed(b"HEAD / HTTP/1.1\r\n\r\n")
+    with pytest.raises(http1.ProtocolError):
+        parser.next_event()
+    assert parser.method == "HEAD"
