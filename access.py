@@ -8,7 +8,7 @@ names no origin, but says in `Sec-Fetch-Site` that the page was another one's. P
 browsers send neither.
 
 RFC 6454 (origins), RFC 6455 section 10.2, WHATWG Fetch section 3.2 (CORS), RFC 6750 (bearer keys).
-Read next: `delivery.py`.
+Read next: `metrics.py`.
 """
 
 import hmac

@@ -26,7 +26,7 @@ RFC 9112 sections 9.3 (persistence), 9.3.2 (pipelining), 9.5 (failures), 9.6 (cl
 steps); RFC 9110 section 10.1.1 (Expect).
 
 Not here: routes and replies (`server.py`), the client's half (`client.py`).
-Read next: `server.py`.
+Read next: `session.py`.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ A text may hold U+FFFD of its own; it looks like half a character and is sent a 
 
 Not here: ids to token strings and bytes (the tokenizer's work: all is asked of `decode`, so every
 tokenizer serves); clusters such as emoji joined by ZWJ, which arrive character by character.
-Next to read: lm.py, where the ids come from.
+Read next: `weights.py`, with which the model begins.
 """
 
 from collections.abc import Callable, Sequence

@@ -35,7 +35,7 @@ The providers' dialects say the same in more words, each in a file of its own:
 JSON is UTF-8, with the default separators. U+0085, U+2028 and U+2029 are escaped: they may stand
 in JSON strings, but many clients split lines on them.
 
-Not here: when to send what (`delivery.py`). Read next: `models.py`, then `completions.py`.
+Not here: when to send what (`delivery.py`). Read next: `pieces.py`.
 """
 
 import json

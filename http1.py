@@ -27,7 +27,7 @@ repeat the same Content-Length.)
 
 Not here: content codings, and transfer codings other than chunked, which nobody sends unasked;
 HTTP/0.9 and HTTP/2; what follows an upgrade, which gets the bytes of `take_unread`. Timeouts and
-answers belong to `server.py`. Read `websocket.py` next.
+answers belong to `connection.py`. Read next: `websocket.py`.
 """
 
 import ipaddress

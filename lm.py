@@ -30,7 +30,7 @@ Not here: which row serves whom, and when (`engine.py`); chats and text to ids a
 default work too; attention windows shorter than a row, and layers that keep a state instead of keys
 and values.
 
-Next: `engine.py`.
+Read next: `generation.py`.
 """
 
 import inspect

@@ -9,7 +9,7 @@ Names follow OpenTelemetry's semantic conventions for generative AI where they h
 begin with `server_`. Times are the server's own, from `submit` on; what delivery adds, only the
 client can see. A reply that never had a first token has no time to it, and is not counted as zero.
 
-Prometheus text exposition format 0.0.4. Read next: `server.py`.
+Prometheus text exposition format 0.0.4. Read next: `delivery.py`.
 """
 
 from bisect import bisect_left

@@ -4,7 +4,7 @@
 (`connection.py`), answers pings and closes, and runs the closing handshake against the clock.
 
 RFC 6455 sections 5.5.1 to 5.5.3 (Close, Ping, Pong), 7.1 (closing), 7.4 (codes).
-Read next: `server.py`.
+Read next: `access.py`.
 """
 
 import asyncio

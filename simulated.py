@@ -16,7 +16,7 @@ Faults are asked for by a field of the request and strike after so many words:
 The first two are made by `SimulatedEngine`, the others by `faulty`, on the way to the socket.
 
 Not here: rows, batches, sampling; `schema` and `logprobs`, which are refused: words drawn from a
-list fit no schema and have no probabilities worth telling. Read next: `dialects.py`.
+list fit no schema and have no probabilities worth telling. Read next: `asks.py`.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ and the reply goes on where it left off.
 Not here: tools, images and other parts of a message than its text; cutting ids into pieces of text
 (`detokenizer.py`).
 
-Next: `sampling.py`.
+Read next: `sampling.py`.
 """
 
 import re

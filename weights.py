@@ -15,7 +15,7 @@ copy away.
 Not here: the conversion itself and everything that needs torch (`lm.py`, which passes its converter
 in); downloads from the Hugging Face hub (transformers keeps its own cache).
 
-Next: `tokenizer.py`.
+Read next: `tokenizer.py`.
 """
 
 import hashlib
