@@ -53,10 +53,13 @@ LOAD_ROUNDS = 5
 @experiment("load")
 async def load(bench: Bench) -> Finding:
     """The model without a server, one client alone, and sixteen at once."""
-    bench.expect(LOAD_ROUNDS * (2 + CLIENTS) + 1, "load")
+    bench.expect(LOAD_ROUNDS * (2 + CLIENTS) + 1 + CLIENTS, "load")
     url = await bench.server()
     params = SamplingParams(**SAMPLING)
-    await bench.with_model(bare_loop, PROMPTS[0], params)  # its first passes are slower
+    prompts = [text["prompt"] for text in TEXTS[:CLIENTS]]
+    # The first passes of a model are slower, and so are the first that touch a row's memory.
+    await bench.with_model(bare_loop, PROMPTS[0], params)
+    await _ask_together(bench, url, prompts)
     bare, one, many = [], [], []
     alone: list[Reply] = []
     together: list[Reply] = []
@@ -65,7 +68,6 @@ async def load(bench: Bench) -> Finding:
         bare.append(await bench.with_model(bare_loop, prompt, params))
         alone += (replies := await _ask_together(bench, url, [prompt]))
         one.append(_tokens_per_second(replies))
-        prompts = [text["prompt"] for text in TEXTS[:CLIENTS]]
         together += (replies := await _ask_together(bench, url, prompts))
         many.append(_tokens_per_second(replies))
     per_token = 1 / median(bare)
@@ -384,7 +386,9 @@ TURN_TOKENS = 16
 async def chat(bench: Bench) -> Finding:
     """A chat of five turns, each sent with all before it: with prefix reuse and without."""
     bench.expect(CHATS * TURNS * 2, "chat")
-    reusing, anew = await bench.server(), await bench.server("--no-reuse")
+    # One row: the second server would else take a new one each time, of memory yet untouched.
+    reusing = await bench.server("--rows=1")
+    anew = await bench.server("--rows=1", "--no-reuse")
     turns: list[list[tuple[Reply, Reply]]] = [[] for _ in range(TURNS)]
     for number in range(CHATS):
         # Chats differ from the first message on: nothing is left of one for the next.
