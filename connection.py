@@ -112,7 +112,6 @@ class Exchange:
 
     def __init__(self, connection: "Connection", request: http1.Request) -> None:
         self.request = request
-        self.received = time.monotonic()
         self.heartbeat = b""  # what to write after a silence; nothing where there is no such thing
         self.gone: str | None = None
         self.status: int | None = None
@@ -263,7 +262,7 @@ class Exchange:
             raise RuntimeError("this exchange has its answer already")
         self.status = status
         self.keep_alive = self.keep_alive and self.connection.may_persist(self)
-        fields = [("Date", http1.format_date(time.time())), *self.connection.fields, *fields]
+        fields = [("Date", http1.format_date(time.time())), *fields]
         if not self.keep_alive:
             fields.append(("Connection", "close"))
         elif self.request.version < (1, 1):
@@ -369,7 +368,7 @@ Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 class Connection:
     """Reads requests from one client and has `handler` answer them, one after the other.
 
-    `fields` go into every head. `run` returns when the connection is closed.
+    `run` returns when the connection is closed.
     """
 
     def __init__(
@@ -378,13 +377,11 @@ class Connection:
         writer: asyncio.StreamWriter,
         handler: Handler,
         settings: Settings,
-        fields: Fields = (),
     ) -> None:
         self.wire = wire
         self.writer = writer
         self.handler = handler
         self.settings = settings
-        self.fields = tuple(fields)
         self.parser = http1.RequestParser(settings.limits)
         self.exchange: Exchange | None = None
         self.closing = False
@@ -560,7 +557,6 @@ class Connection:
         body = error_body(str(error), "invalid_request_error")
         fields = [
             ("Date", http1.format_date(time.time())),
-            *self.fields,
             *more,
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),

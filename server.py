@@ -62,6 +62,7 @@ from pieces import Banned
 from responses import Responses
 from simulated import FAULTS, SimulatedEngine
 from upstream import UpstreamEngine
+from weights import ModelError
 
 TEXT = "text/plain; charset=utf-8"
 MODELS = "/v1/models/"
@@ -608,9 +609,7 @@ def main() -> int:
     with listener:
         try:
             engine = make_engine(args)
-        except Exception as error:
-            if type(error).__name__ != "ModelError":
-                raise
+        except ModelError as error:
             print(error, file=sys.stderr)
             return 1
         # A forward pass holds the interpreter for long stretches; the event loop should not have

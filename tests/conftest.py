@@ -1,10 +1,13 @@
 """Settings for every test."""
 
 import os
+import ssl
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from require import require
+from require import require, require_program
 
 # Coroutines never awaited, slow callbacks, calls from the wrong thread: reported everywhere.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -21,3 +24,24 @@ def real_model():
     import lm
 
     return lm.LanguageModel.load()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that it signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [require_program("openssl"), "req", "-x509", "-newkey", "ec",
+         "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+@pytest.fixture
+def tls(files: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return context

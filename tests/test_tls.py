@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from processes import outcome, started
-from require import require_program
 from serving import Peer, Running, eventually, quick, serving
 from sockets import open_websocket
 
@@ -20,27 +18,6 @@ from simulated import SimulatedEngine
 
 ENDLESS = {"prompt": "a", "max_tokens": 1_000_000}
 SEEDED = {"prompt": "One, two,", "max_tokens": 12, "seed": 7}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that it signs itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [require_program("openssl"), "req", "-x509", "-newkey", "ec",
-         "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
-
-
-@pytest.fixture
-def tls(files: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-    return context
 
 
 @pytest.fixture

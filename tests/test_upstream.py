@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from processes import outcome, start, started
-from require import require, require_program
+from require import require
 from scripted import Peer, Server, Step, reset, scripted, until_client_ends
 from serving import Running, eventually, quick, serving
 from sockets import open_websocket
@@ -820,27 +820,6 @@ class TestBackpressure:
     def test_an_empty_prompt(self) -> None:
         with pytest.raises(BadRequest, match="empty"):
             UpstreamEngine("http://gpu1").submit([], SamplingParams())
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that it signs itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [require_program("openssl"), "req", "-x509", "-newkey", "ec",
-         "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
-
-
-@pytest.fixture
-def tls(files: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-    return context
 
 
 class TestTls:
