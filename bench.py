@@ -28,6 +28,7 @@ import multiprocessing
 import re
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -40,6 +41,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 import client
+import figures
 import report
 from measures import Failure, Reply
 from report import Finding
@@ -349,15 +351,36 @@ async def _run(args: argparse.Namespace) -> int:
 
 async def run_experiment(bench: Bench, name: str, command: str, path: Path) -> None:
     """Run one experiment, print what it found and write it into the report at `path`."""
+    began = time.perf_counter()
     try:
         finding = await EXPERIMENTS[name](bench)
     finally:
         bench.expect(None)
-    now = datetime.datetime.now(datetime.UTC)
-    provenance = [f"{now:%Y-%m-%d %H:%M} UTC", report.machine(), report.versions(), f"`{command}`"]
+    took = report.seconds(time.perf_counter() - began)
+    finding, drawn = _drawn(finding, command)
+    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, in {took}"
+    provenance = [now, report.machine(), report.versions(), f"`{command}`"]
     text = report.section(name, _title(name), finding, provenance)
     print(f"{text}\n", flush=True)
-    report.record(path, [text], list(EXPERIMENTS))
+    report.record(path, [text], list(EXPERIMENTS), {**finding.files, **drawn})
+    if finding.result is not None:
+        print(f"RESULT {json.dumps(finding.result)}", flush=True)
+
+
+def _drawn(finding: Finding, command: str) -> tuple[Finding, dict[str, str]]:
+    """Return what is to be reported, and its figures' files; without matplotlib there are none."""
+    if not finding.figures:
+        return finding, {}
+    if not figures.available():
+        why = "No figures: matplotlib is not installed (`pip install -r requirements-dev.txt`)."
+        return replace(finding, figures=(), notes=[*finding.notes, why]), {}
+    footer = [
+        "; ".join(report.stands_on(finding)),
+        f"{report.machine()}; {report.versions()}",
+        command,
+    ]
+    drawn = {report.file_name(figure): figures.draw(figure, footer) for figure in finding.figures}
+    return finding, drawn
 
 
 def _title(name: str) -> str:

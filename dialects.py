@@ -176,7 +176,9 @@ class Native:
         return FORMS[ask.events](ask.usage)
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
-        """The text, and how it ended."""
+        """The text, and how it ended; bare, the text alone."""
+        if ask.events == "bare" and not ask.usage:
+            return {"text": text}
         summary = _summary(generation)
         del summary["timings"]
         return {"text": text, **summary}

@@ -137,7 +137,7 @@ class DialectError(ValueError):
 
 
 def read_native(event_type: str, data: str) -> Meaning:
-    """Return the meaning of an event of `/stream` (plain or named) or a message of `/ws`.
+    """Return the meaning of an event of `/stream` (plain, named, bare) or a message of `/ws`.
 
     Events of unknown types mean nothing, as `EventSource` has it. Usage ends nothing: some servers
     send it with every piece.
@@ -148,6 +148,8 @@ def read_native(event_type: str, data: str) -> Meaning:
         return Meaning(end=True)
     if event_type == "error":
         return Meaning(end=True, error=_error_words(data))
+    if event_type == "message" and data.startswith('"'):
+        return Meaning(text=_parse(data))
     record = _parse_object(data)
     if record.get("error") is not None:
         return Meaning(end=True, error=_error_words(data))
@@ -174,16 +176,20 @@ def read_native_body(content: bytes) -> Meaning:
 
 
 def _parse_object(data: str) -> dict[str, Any]:
+    value = _parse(data)
+    if not isinstance(value, dict):
+        raise DialectError(f"not a JSON object: {data}")
+    return value
+
+
+def _parse(data: str) -> Any:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        value = json.loads(data, parse_constant=refuse)
+        return json.loads(data, parse_constant=refuse)
     except (ValueError, RecursionError) as exc:
         raise DialectError(f"not JSON ({exc}): {data}") from None
-    if not isinstance(value, dict):
-        raise DialectError(f"not a JSON object: {data}")
-    return value
 
 
 def _error_words(data: str) -> str:

@@ -340,7 +340,7 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
     return [len(model.encode(text)) for text in texts]
 
 
-# These register themselves, behind the ones above: the report has their order.
+# These register themselves, behind the ones above: the report has their order, one line a file.
 import load_experiments  # noqa: E402, F401
 
 if __name__ == "__main__":

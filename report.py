@@ -1,16 +1,16 @@
 """The report of the experiments: tables, provenance, and one file that stays readable.
 
     Finding  --section()-->  "## three-ways ..."  --merge()-->  results/report.md
-                             table, notes, where,               an introduction, then one section
-                             when and how measured              an experiment, in their order
+                             table, figures, notes,             an introduction, then one section
+                             where, when, how measured          an experiment, in their order
 
 Every section says by itself when, on what machine, with which versions and by which command it was
 measured, since sections of one report may come from different runs: a newer run of an experiment
 replaces its section and leaves the others as they are.
 
 Pure functions, but for `machine` and `versions`, which ask the system, and `record`, which writes
-the file. Not here: what is measured (`experiments.py`), and with what (`bench.py`, the file to read
-next).
+the files. Not here: how a figure is drawn (`figures.py`), what is measured (`experiments.py`), and
+with what (`bench.py`, the file to read next).
 """
 
 import contextlib
@@ -18,9 +18,12 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from figures import Figure
 
 INTRODUCTION = """# Measured beside published
 
@@ -35,13 +38,20 @@ PACKAGES = ("torch", "transformers")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one experiment found: a table, what to say of it, and how many values it stands on."""
+    """What one experiment found: a table, what to say of it, and how many values it stands on.
+
+    `files` (name to text) are written beside the report; `result`, for programs to read, is printed
+    as the last line.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     n: str
     notes: Sequence[str] = ()
     model: str = "none"  # what was measured, its number type and device
+    figures: Sequence[Figure] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    result: Mapping[str, Any] | None = None
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -56,10 +66,22 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def section(name: str, title: str, finding: Finding, provenance: Sequence[str]) -> str:
     """Return an experiment's part of the report, without a line end after it."""
+    table = markdown_table(finding.header, finding.rows)
+    pictures = [f"![{figure.title}]({file_name(figure)})" for figure in finding.figures]
     notes = "\n".join(f"- {note}" for note in finding.notes)
-    where = "; ".join([f"n = {finding.n}", f"model: {finding.model}", *provenance])
-    parts = [f"## {name}", title, markdown_table(finding.header, finding.rows), notes, f"*{where}*"]
+    where = "; ".join([*stands_on(finding), *provenance])
+    parts = [f"## {name}", title, table, *pictures, notes, f"*{where}*"]
     return "\n\n".join(filter(None, parts))
+
+
+def stands_on(finding: Finding) -> list[str]:
+    """Return what section and figures say alike: how many values, and of which model."""
+    return [f"n = {finding.n}", f"model: {finding.model}"]
+
+
+def file_name(figure: Figure) -> str:
+    """Return the name of a figure's file, beside the report."""
+    return f"{figure.name}.svg"
 
 
 def merge(report: str, sections: Iterable[str], order: Sequence[str]) -> str:
@@ -73,13 +95,24 @@ def merge(report: str, sections: Iterable[str], order: Sequence[str]) -> str:
     return "\n\n".join([INTRODUCTION.strip(), *known, *by_name.values()]) + "\n"
 
 
-def record(path: Path, sections: Iterable[str], order: Sequence[str]) -> None:
-    """Merge `sections` into the report at `path`, which need not exist."""
+def record(
+    path: Path,
+    sections: Iterable[str],
+    order: Sequence[str],
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Merge `sections` into the report at `path`, which need not exist; write `files` beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for name, text in (files or {}).items():
+        _write(path.with_name(name), text)
     old = path.read_text(encoding="utf-8") if path.exists() else ""
+    _write(path, merge(old, sections, order))
+
+
+def _write(path: Path, text: str) -> None:
     scratch = path.with_suffix(".new")
-    scratch.write_text(merge(old, sections, order), encoding="utf-8")
-    scratch.replace(path)  # a report is whole or old, whatever ends this process
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)  # a file is whole or old, whatever ends this process
 
 
 def _name(section: str) -> str:

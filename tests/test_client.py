@@ -100,6 +100,11 @@ class TestEventStream:
         assert reply.complete
         assert (reply.text, reply.finish_reason, reply.usage) == ("Two", "length", USAGE)
 
+    async def test_bare(self):
+        reply = await replay(stream(event("Two"), event(' "plus"'), DONE))
+        assert reply.complete
+        assert reply.pieces == ["Two", ' "plus"']
+
     async def test_dates_are_in_order(self):
         reply = await replay(bytewise(TWO))
         dates = [reply.first_byte, reply.first_text, reply.last_text, reply.end, reply.close]

@@ -226,7 +226,7 @@ class TestCommand:
     async def test_names(self):
         names = [line.split()[0] for line in (await self.run("--list"))[1].splitlines()]
         assert names[0] == "three-ways"
-        assert names[-5:] == ["load", "stall", "not-reading", "chat", "added"]
+        assert {"load", "stall", "not-reading", "chat", "added"} < set(names)
         code, _, err = await self.run("four-ways")
         assert code == 2
         assert "no experiment four-ways: choose from three-ways, leave" in err

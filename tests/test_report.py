@@ -3,6 +3,7 @@
 import pytest
 
 import report
+from figures import Staircase
 from report import Finding
 
 FINDING = Finding(["way", "bytes"], [["/complete", "596"]], "5 prompts", ["A note."], "a model")
@@ -32,6 +33,11 @@ class TestSection:
     def test_without_notes_there_is_no_gap(self):
         text = report.section("x", "T.", Finding(["a"], [["1"]], "1"), [])
         assert "\n\n\n" not in text
+
+    def test_shows_the_figures_by_the_names_of_their_files(self):
+        finding = Finding(["a"], [["1"]], "1", figures=[Staircase("stairs", "How it comes", {})])
+        text = report.section("x", "T.", finding, [])
+        assert "| 1 |\n\n![How it comes](stairs.svg)\n\n*n = 1" in text
 
 
 class TestMerge:
@@ -65,8 +71,14 @@ class TestMerge:
         assert path.read_text() == f"{report.INTRODUCTION}\n## one\n\n1\n\n## two\n\n2\n"
         assert list(path.parent.iterdir()) == [path]
 
+    def test_files_are_written_beside_the_report(self, tmp_path):
+        path = tmp_path / "results" / "report.md"
+        report.record(path, ["## one\n\n1"], self.ORDER, {"timeline.json": "{}\n"})
+        assert (tmp_path / "results" / "timeline.json").read_text() == "{}\n"
+        assert len(list(path.parent.iterdir())) == 2
 
-class TestFigures:
+
+class TestNumbers:
     @pytest.mark.parametrize(
         ("value", "text"),
         [(None, "n/a"), (0, "0 ms"), (0.1304, "130 ms"), (1, "1.00 s"), (4.678, "4.68 s")],

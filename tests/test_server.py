@@ -106,9 +106,11 @@ class TestReplies:
         async with serving() as running:
             bare = await running.ask("POST", "/stream", {**SEEDED, "events": "bare"})
             text = (await running.ask("POST", "/complete", SEEDED)).json()["text"]
+            whole = await running.ask("POST", "/complete", {**SEEDED, "events": "bare"})
         *pieces, end = bare.events()
         assert end == "[DONE]"
         assert "".join(map(json.loads, pieces)) == text
+        assert whole.json() == {"text": text}
 
     async def test_messages(self) -> None:
         messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "so kind"}]
