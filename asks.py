@@ -18,6 +18,9 @@ from typing import Any
 
 from generation import BadRequest, SamplingParams
 
+# What a template writes around each message, about: many empty ones are work, too.
+TURN_CHARACTERS = 50
+
 # Plain text to continue, chat messages, or token ids as they are.
 Prompt = str | list[dict[str, Any]] | list[int]
 
@@ -38,6 +41,7 @@ class Ask:
     resume: bool = False
     faults: Mapping[str, int] | None = None
     tool: str | None = None  # the function whose arguments the reply is
+    schema_field: str = "schema"  # where the request has it
     prompts: tuple[Prompt, ...] = ()  # where one request asks for several replies
     pad: bool = False  # with a field that hides the length of each piece
     echo: bool = False  # the reply begins with its prompt
@@ -49,7 +53,9 @@ def length(prompt: Prompt) -> int:
     """How much there is to tokenize, in characters or ids."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(item["content"]) if isinstance(item, dict) else 1 for item in prompt)
+    return sum(
+        TURN_CHARACTERS + len(item["content"]) if isinstance(item, dict) else 1 for item in prompt
+    )
 
 
 # Not logprobs: the native forms have no place to tell them.

@@ -2,6 +2,7 @@
 
     content  "Hi"  or  [{"type": "text", "text": "Hi"}]       -> text_of        -> "Hi"
     tools, tool_choice                                        -> chosen_tool    -> the one to call
+    messages, and the one to call                             -> calling        -> messages
     a format (text, json_object, json_schema)                 -> format_schema  -> a JSON schema
     max_tokens, temperature ... by each provider's names      -> parse_sampling -> SamplingParams
 
@@ -9,11 +10,17 @@ Three rules hold for all of them. A field that nobody knows is ignored, since cl
 send their own. One that is known and can't be had here is refused by its name, unless its value
 asks for nothing. More tokens than the context holds may be asked for: the context is the limit.
 
+The function that has to be called is described to the model, in a system message: the reply is only
+its arguments. (Chat templates that know of tools ask for a call with its name around them, which
+the constraint rules out.) A format is not: it is enforced, and what the model is told of it is the
+client's to say, as OpenAI has it.
+
 Not here: what differs, which stands with each format. Read next: `completions.py`.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from typing import Any
 
 from asks import stops
@@ -38,9 +45,13 @@ def refuse(body: Object, unsupported: Mapping[str, tuple[object, ...]]) -> None:
             raise BadRequest(f"{name} is not supported here", name)
 
 
-def objects(body: Object, name: str) -> list[tuple[str, Object]]:
-    """The objects of a list that has to be there, each with its place in words."""
+def objects(body: Object, name: str, within: str = "") -> list[tuple[str, Object]]:
+    """The objects of a list that has to be there, each with its place in words.
+
+    `within` is the place of `body` itself, where that is not the request.
+    """
     items = body.get(name)
+    name = within + name
     if not isinstance(items, list) or not items:
         raise BadRequest(f"{name} must be a list that is not empty", name)
     for number, item in enumerate(items):
@@ -79,20 +90,39 @@ def text_field(body: Object, name: str, default: str = "") -> str:
     return value
 
 
-def given_tools(body: Object, check: Callable[[Object, str], None]) -> list[Object]:
-    """The tools of a request; `check` raises `BadRequest` for what is particular to a dialect."""
+@dataclass(frozen=True)
+class Tool:
+    """A function that may be called: in our words, where its schema stands, and as it was given."""
+
+    name: str
+    description: str
+    schema: Object
+    where: str
+    given: Object
+
+
+def tool_of(given: Object, where: str, key: str, default: Object | None) -> Tool:
+    """Check a function; `key` is where its dialect has the schema, which is `default` if absent."""
+    name, description = given.get("name"), given.get("description")
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where}.name must be a string", f"{where}.name")
+    if not isinstance(description, str | None):
+        raise BadRequest(f"{where}.description must be a string", f"{where}.description")
+    at = f"{where}.{key}"
+    if given.get(key) is None and default is not None:
+        given = {**given, key: default}
+    schema = schema_of(given, key, at) or default or ANY_OBJECT
+    return Tool(name, description or "", schema, at, given)
+
+
+def given_tools(body: Object, read: Callable[[Object, str], Tool]) -> list[Tool]:
+    """The tools of a request; `read` knows the form that a dialect gives them."""
     if body.get("tools", []) == []:
         return []
-    tools = []
-    for where, tool in objects(body, "tools"):
-        check(tool, where)
-        if not isinstance(tool.get("name"), str) or not tool["name"]:
-            raise BadRequest(f"{where}.name must be a string", f"{where}.name")
-        tools.append(tool)
-    return tools
+    return [read(tool, where) for where, tool in objects(body, "tools")]
 
 
-def chosen_tool(tools: list[Object], choice: str, name: object = None) -> Object | None:
+def chosen_tool(tools: list[Tool], choice: str, name: object = None) -> Tool | None:
     """The tool that has to be called: the one named, or the only one where one is "required".
 
     With "auto" the model may always answer in words, and so it does.
@@ -103,14 +133,30 @@ def chosen_tool(tools: list[Object], choice: str, name: object = None) -> Object
         if len(tools) != 1:
             raise BadRequest("tool_choice must name one of several tools", "tool_choice")
         return tools[0]
-    tool = next((tool for tool in tools if tool["name"] == name), None)
+    tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
         raise BadRequest("tool_choice names a tool that is not among tools", "tool_choice")
     return tool
 
 
-def format_schema(format: object, where: str) -> Object | None:
-    """The JSON schema that a format asks for; None for text."""
+def calling(chat: list[dict[str, Any]], tool: Tool | None) -> list[dict[str, Any]]:
+    """The chat with words on the function that the reply has to call, if there is one."""
+    if tool is None:
+        return chat
+    described = f": {tool.description}" if tool.description else "."
+    text = (
+        f"Call the function {tool.name}{described}\n"
+        f"Its parameters, as a JSON schema: {json.dumps(tool.schema, ensure_ascii=False)}\n"
+        "Answer with the JSON object of its arguments and nothing else."
+    )
+    # Many templates take one system message, and only as the first.
+    if chat[0]["role"] == "system":
+        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{text}"}, *chat[1:]]
+    return [{"role": "system", "content": text}, *chat]
+
+
+def format_schema(format: object, where: str, at: str) -> Object | None:
+    """The JSON schema that a format asks for, which stands at `at`; None for text."""
     kind = format.get("type") if isinstance(format, dict) else format
     if kind in (None, "text"):
         return None
@@ -118,7 +164,7 @@ def format_schema(format: object, where: str) -> Object | None:
         return ANY_OBJECT
     if kind != "json_schema" or not isinstance(format, dict):
         raise BadRequest(f"{where} must be text, json_object or json_schema", where)
-    return schema_of(format, "schema", f"{where}.schema")
+    return schema_of(format, "schema", at)
 
 
 def schema_of(holder: Object, name: str, where: str) -> Object:
@@ -138,8 +184,6 @@ def parse_sampling(
     if isinstance(tokens, int) and not isinstance(tokens, bool):
         given["max_tokens"] = min(tokens, MAX_TOKENS)
     if schema is not None:
-        if "schema" not in (field.name for field in fields(SamplingParams)):
-            raise BadRequest("structured output is not supported here", "schema")
         given["schema"] = schema
     try:
         if "stop" in given:

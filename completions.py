@@ -32,7 +32,18 @@ from typing import Any
 
 import sse
 from asks import Ask, count, faults_in, flag, without_nulls
-from chats import chosen_tool, format_schema, given_tools, objects, parse_sampling, refuse, text_of
+from chats import (
+    Tool,
+    calling,
+    chosen_tool,
+    format_schema,
+    given_tools,
+    objects,
+    parse_sampling,
+    refuse,
+    text_of,
+    tool_of,
+)
 from dialects import to_json
 from generation import BadRequest, Generation, SamplingParams, TokenLogprob
 from models import Served
@@ -72,6 +83,7 @@ SAMPLING = {
 }
 MAX_TOP_LOGPROBS = {"top_logprobs": 20, "logprobs": 5}  # as the reference has it
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+FORMAT_SCHEMA = "response_format.json_schema.schema"
 FILTERED = "content_filter"
 
 
@@ -121,8 +133,8 @@ def _turn(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}.audio is not supported here", f"{where}.audio")
     said = [] if content is None else [text_of(content, f"{where}.content")]
     if message.get("tool_calls") is not None:
-        calls = objects(message, "tool_calls")
-        said += [_call(call, f"{where}.{place}") for place, call in calls]
+        calls = objects(message, "tool_calls", f"{where}.")
+        said += [_call(call, place) for place, call in calls]
     if not said:
         raise BadRequest(f"{where}.content must be a string or a list of parts", f"{where}.content")
     return {"role": role, "content": "\n".join(said)}
@@ -139,21 +151,11 @@ def _call(call: Mapping[str, Any], where: str) -> str:
     return f'{{"name": {to_json(name)}, "arguments": {arguments or "{}"}}}'
 
 
-def _functions(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if body.get("tools", []) == []:
-        return []
-    functions = []
-    for where, tool in objects(body, "tools"):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise BadRequest(f"{where} must be of type function", where)
-        functions.append(without_nulls(function))
-    return given_tools({"tools": functions}, _function)
-
-
-def _function(function: Mapping[str, Any], where: str) -> None:
-    if not isinstance(function.get("parameters", {}), dict):
-        raise BadRequest(f"{where}.parameters must be an object", f"{where}.parameters")
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise BadRequest(f"{where} must be of type function", where)
+    return tool_of(function, f"{where}.function", "parameters", NO_PARAMETERS)
 
 
 def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
@@ -354,20 +356,19 @@ class Chat:
         model = self._served.model(body)
         refuse(body, UNSUPPORTED_CHAT)
         stream = flag(body, "stream")
-        tool = chosen_tool(_functions(body), *_tool_choice(body))
-        schema = format_schema(_format(body), "response_format")
-        if tool is not None:
-            schema = tool.get("parameters", NO_PARAMETERS)
+        tool = chosen_tool(given_tools(body, _tool), *_tool_choice(body))
+        schema = format_schema(_format(body), "response_format", FORMAT_SCHEMA)
         if flag(body, "logprobs"):
             body.setdefault("top_logprobs", 0)
         elif "top_logprobs" in body:
             raise BadRequest("top_logprobs is for requests with logprobs", "top_logprobs")
         return Ask(
-            _chat(body),
-            sampling_of(body, self._served, "top_logprobs", schema=schema),
+            calling(_chat(body), tool),
+            sampling_of(body, self._served, "top_logprobs", schema=tool.schema if tool else schema),
             stream,
             model,
-            tool=tool["name"] if tool else None,
+            tool=tool.name if tool else None,
+            schema_field=tool.where if tool else FORMAT_SCHEMA,
             **told_with(body, self._served, stream),
         )
 

@@ -188,6 +188,18 @@ class Delivery:
         ids = await self._tokenize(ask.prompt)
         if ask.params.logprobs is not None and self.policy.banned:
             raise BadRequest("log probabilities would tell what a filter holds back", "logprobs")
+        try:
+            generation = await self._submit(ids, ask)
+        except BadRequest as error:
+            if error.field != "schema":
+                raise
+            raise BadRequest(f"{ask.schema_field}: {error}", ask.schema_field) from error
+        generation.on_finish = self._finished
+        entry = self._running[generation.id] = Entry(route, generation)
+        self.entries.append(entry)
+        return entry
+
+    async def _submit(self, ids: list[int], ask: Ask) -> Generation:
         if ask.params.schema is not None and isinstance(self.engine, Engine):
             # A large one takes a second to compile; the engine then finds it compiled.
             loop = asyncio.get_running_loop()
@@ -197,13 +209,8 @@ class Delivery:
         if ask.resume:
             self.replays.make_room()
         if isinstance(self.engine, SimulatedEngine):
-            generation = self.engine.submit(ids, ask.params, ask.faults)
-        else:
-            generation = self.engine.submit(ids, ask.params)
-        generation.on_finish = self._finished
-        entry = self._running[generation.id] = Entry(route, generation)
-        self.entries.append(entry)
-        return entry
+            return self.engine.submit(ids, ask.params, ask.faults)
+        return self.engine.submit(ids, ask.params)
 
     def _finished(self, generation: Generation) -> None:
         self._running.pop(generation.id, None)

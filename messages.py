@@ -29,6 +29,8 @@ from typing import Any
 import sse
 from asks import Ask, faults_in, flag, without_nulls
 from chats import (
+    Tool,
+    calling,
     chosen_tool,
     format_schema,
     given_tools,
@@ -36,8 +38,8 @@ from chats import (
     parse_sampling,
     part_text,
     refuse,
-    schema_of,
     text_of,
+    tool_of,
 )
 from dialects import to_json
 from generation import BadRequest, Generation
@@ -58,6 +60,7 @@ SAMPLING = {
     "top_k": "top_k",
     "seed": "seed",  # not the provider's: so that a reply can be had again
 }
+FORMAT_SCHEMA = "output_config.format.schema"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 ERROR_TYPES = {
     401: "authentication_error",
@@ -93,16 +96,17 @@ class Messages:
         body["max_tokens"] = self._served.max_tokens(body["max_tokens"])
         refuse(body, UNSUPPORTED)
         tool = chosen_tool(given_tools(body, _tool), *_choice(body))
-        params = parse_sampling(body, SAMPLING, tool["input_schema"] if tool else _schema(body))
+        params = parse_sampling(body, SAMPLING, tool.schema if tool else _schema(body))
         if params.temperature > 1:
             raise BadRequest("temperature must be a number from 0 to 1", "temperature")
         return Ask(
-            _chat(body),
+            calling(_chat(body), tool),
             params,
             flag(body, "stream"),
             self._served.model(body),
             faults=faults_in(body, self._served.fault_names),
-            tool=tool["name"] if tool else None,
+            tool=tool.name if tool else None,
+            schema_field=tool.where if tool else FORMAT_SCHEMA,
         )
 
     def prompt(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,7 +114,7 @@ class Messages:
         body = without_nulls(body)
         self._served.model(body)
         refuse(body, UNSUPPORTED)
-        return _chat(body)
+        return calling(_chat(body), chosen_tool(given_tools(body, _tool), *_choice(body)))
 
     def events(self, ask: Ask, generation: Generation) -> "MessageEvents":
         """The writer of one streamed reply."""
@@ -268,10 +272,10 @@ def _turn(role: str, content: object, where: str) -> list[dict[str, Any]]:
     return [*results, {"role": role, "content": "\n".join(said)}] if said else results
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> None:
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     if tool.get("type", "custom") != "custom":
         raise BadRequest(f"{where}: tools of this type are not supported", f"{where}.type")
-    schema_of(tool, "input_schema", f"{where}.input_schema")
+    return tool_of(tool, where, "input_schema", None)
 
 
 def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
@@ -292,4 +296,4 @@ def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise BadRequest("output_config must be an object", "output_config")
     if config.get("effort") is not None:
         raise BadRequest("output_config.effort is not supported here", "output_config.effort")
-    return format_schema(config.get("format"), "output_config.format")
+    return format_schema(config.get("format"), "output_config.format", FORMAT_SCHEMA)

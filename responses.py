@@ -42,14 +42,16 @@ import sse
 from asks import Ask, faults_in, flag, without_nulls
 from chats import (
     ANY_OBJECT,
+    Tool,
+    calling,
     chosen_tool,
     format_schema,
     given_tools,
     objects,
     parse_sampling,
     refuse,
-    schema_of,
     text_of,
+    tool_of,
 )
 from completions import COMMENT, obfuscation, openai_error
 from dialects import to_json
@@ -94,6 +96,7 @@ REPEATED: dict[str, tuple[type, Any]] = {
 }
 # The parts of a message: of what was asked, and of what was answered to it.
 PARTS = ("input_text", "output_text")
+FORMAT_SCHEMA = "text.format.schema"
 STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 
 
@@ -114,17 +117,19 @@ class Responses:
             raise BadRequest("a reply in the background has to be stored", "store")
         tools = given_tools(body, _tool)
         tool = chosen_tool(tools, *_choice(body))
-        schema = _parameters(tool) if tool else format_schema(_format(body), "text.format")
+        format = format_schema(_format(body), "text.format", FORMAT_SCHEMA)
+        schema = tool.schema if tool else format
         tokens = self._served.max_tokens(body.get("max_output_tokens"))
         params = parse_sampling({**body, "max_output_tokens": tokens}, SAMPLING, schema)
         return Ask(
-            _chat(body),
+            calling(_chat(body), tool),
             params,
             flag(body, "stream"),
             self._served.model(body),
             pad=self._pad(body),
             faults=faults_in(body, self._served.fault_names),
-            tool=tool["name"] if tool else None,
+            tool=tool.name if tool else None,
+            schema_field=tool.where if tool else FORMAT_SCHEMA,
             resume=background,
             background=background,
             repeated=_repeated(body, params, tools),
@@ -350,15 +355,10 @@ def _arguments(item: Mapping[str, Any], where: str) -> Any:
         raise BadRequest(f"{where} must be JSON in a string", where) from None
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> None:
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     if tool.get("type") != "function":
         raise BadRequest(f"{where}: only functions are supported", f"{where}.type")
-    if tool.get("parameters") is not None:
-        schema_of(tool, "parameters", f"{where}.parameters")
-
-
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return tool.get("parameters") or ANY_OBJECT
+    return tool_of(tool, where, "parameters", ANY_OBJECT)
 
 
 def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
@@ -372,9 +372,7 @@ def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
     raise BadRequest(message, "tool_choice")
 
 
-def _repeated(
-    body: Mapping[str, Any], params: SamplingParams, tools: list[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _repeated(body: Mapping[str, Any], params: SamplingParams, tools: list[Tool]) -> dict[str, Any]:
     """What the response object says of its request."""
     for name, (kind, _) in REPEATED.items():
         if name in body and not isinstance(body[name], kind):
@@ -386,7 +384,7 @@ def _repeated(
         "temperature": params.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": True, **tool} for tool in tools],
+        "tools": [{"parameters": None, "strict": True, **tool.given} for tool in tools],
         "top_p": params.top_p,
     }
 

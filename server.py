@@ -34,7 +34,7 @@ import websocket
 from access import GENERATING, Access, Refusal, allow
 from background import Background
 from completions import Chat
-from connection import Connection, Exchange, Settings, WatchedReader
+from connection import ClientGone, Connection, Exchange, Settings, WatchedReader
 from delivery import (
     JSON,
     SLOW_CLIENT,
@@ -63,6 +63,8 @@ from responses import Responses
 from simulated import FAULTS, SimulatedEngine
 from upstream import UpstreamEngine
 from weights import ModelError
+
+log = logging.getLogger("server")
 
 TEXT = "text/plain; charset=utf-8"
 MODELS = "/v1/models/"
@@ -232,6 +234,14 @@ class Server:
             status = STATUS[type(error)]
             later = (("Retry-After", "1"),) if status == 429 else ()
             self._refuse(exchange, Refusal(status, message, kind, name, later))
+        except ClientGone:
+            raise
+        except Exception:
+            if exchange.status is not None:
+                raise  # too late for words: the connection is cut
+            log.exception("a handler failed")
+            exchange.keep_alive = False
+            self._refuse(exchange, Refusal(500, "internal error", "server_error"))
 
     def _route(self, exchange: Exchange) -> Handler:
         request = exchange.request

@@ -375,7 +375,7 @@ async def test_the_simulated_engine_follows_no_schema() -> None:
     async with serving() as running:
         answer = await running.ask("POST", "/v1/responses", {**ASK, **FORCED, "stream": True})
     assert answer.status == 400
-    assert answer.json()["error"]["param"] == "schema"
+    assert answer.json()["error"]["param"] == "tools[0].parameters"
 
 
 async def test_what_asks_for_nothing_is_let_through() -> None:
