@@ -1,5 +1,6 @@
 """What a provider's own types say of our JSON: every field known, of its type, none missing."""
 
+from functools import cache
 from typing import Any
 
 from require import require
@@ -9,9 +10,14 @@ pydantic = require("pydantic")
 
 def strictly(kind: Any, data: Any) -> Any:
     """`data` as the SDK's type `kind`, validated: the SDKs themselves take what comes."""
-    value = pydantic.TypeAdapter(kind).validate_python(data, strict=True)
+    value = _adapter(kind).validate_python(data, strict=True)
     _no_extra(value)
     return value
+
+
+@cache  # of a union of many types it takes a tenth of a second to make
+def _adapter(kind: Any) -> Any:
+    return pydantic.TypeAdapter(kind)
 
 
 def _no_extra(value: Any) -> None:
