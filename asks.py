@@ -39,6 +39,7 @@ class Ask:
     flush_tokens: int | None = None
     hold_back: int = 0
     resume: bool = False
+    simulated: bool = False  # by words on a schedule, where the server has a model too
     faults: Mapping[str, int] | None = None
     tool: str | None = None  # the function whose arguments the reply is
     schema_field: str = "schema"  # where the request has it
@@ -61,7 +62,9 @@ def length(prompt: Prompt) -> int:
 # Not logprobs: the native forms have no place to tell them.
 _SAMPLING = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
 _DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
-_NATIVE = ("prompt", "messages", *_SAMPLING, *_DELIVERY)
+_NATIVE = ("model", "prompt", "messages", *_SAMPLING, *_DELIVERY)
+# The one that is served, or the stand-in beside it.
+MODELS = ("default", "simulated")
 # Longer than this is not streaming any more.
 MAX_FLUSH_MS = 10_000
 MAX_FLUSH_TOKENS = MAX_HOLD_BACK = 1000
@@ -133,6 +136,7 @@ def parse_native(
         count(body, "flush_tokens", 1, MAX_FLUSH_TOKENS) if "flush_tokens" in body else None,
         count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
         flag(body, "resume"),
+        choice(body, "model", MODELS) == MODELS[1],
         faults_in(body, fault_names),
     )
 
@@ -234,7 +238,7 @@ def parse_query(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _query_value(name: str, text: str) -> Any:
-    if name in ("prompt", "events"):
+    if name in ("model", "prompt", "events"):
         return text
     try:
         # JSON's numbers, true and false: never int(), which takes "1_0" and other scripts' digits.

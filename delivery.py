@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import asks
+import page
+import sse
 from access import Access, Refusal
 from asks import Ask, Prompt
 from connection import ClientGone, Exchange
@@ -46,7 +48,7 @@ from metrics import Metrics
 from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
 from replay import ABANDONED, Replay, ReplayStore, Tell, parse_event_id
 from session import Session
-from simulated import FAULTS, Cut, SimulatedEngine, faulty
+from simulated import FIELDS, Cut, SimulatedEngine, faulty
 
 JSON = "application/json"
 STREAM_FIELDS = (
@@ -126,6 +128,7 @@ class Entry:
     generation: Generation
     client_left: bool = False
     told: int = 0  # events so far: pieces, and the end
+    page: dict[str, float | None] | None = None  # what the page measured of it
 
     def as_dict(self) -> dict[str, Any]:
         """The line as JSON tells it; `finish_reason` is null while the reply runs."""
@@ -137,6 +140,7 @@ class Entry:
             "finish_reason": generation.finish_reason,
             "client_left": self.client_left,
             "timings": generation.timings.as_dict(),
+            "page": self.page,
         }
 
 
@@ -152,9 +156,11 @@ class Delivery:
         self.stopping = False
         self._access = access
         self._metrics = metrics
-        self._fault_names = FAULTS if isinstance(engine, SimulatedEngine) else ()
-        self.streamed = Native(stream=True, fault_names=self._fault_names)
-        self.buffered = Native(stream=False, fault_names=self._fault_names)
+        # A model has a stand-in beside it, for whoever asks for one: it costs nothing.
+        self.stand_in = engine if isinstance(engine, SimulatedEngine) else SimulatedEngine()
+        names = FIELDS if self.stand_in is engine else ()
+        self.streamed = Native(stream=True, fault_names=names, stand_in_names=FIELDS)
+        self.buffered = Native(stream=False, fault_names=names, stand_in_names=FIELDS)
 
     # From a request to its generation.
 
@@ -172,10 +178,10 @@ class Delivery:
             raise Refusal(415, "send the content without a coding", fields=identity)
         return asks.parse_content(await exchange.content())
 
-    async def _tokenize(self, prompt: Prompt) -> list[int]:
+    async def _tokenize(self, prompt: Prompt, engine: AnyEngine) -> list[int]:
         loop = asyncio.get_running_loop()
         try:
-            encode = functools.partial(token_ids, prompt, self.engine.encode)
+            encode = functools.partial(token_ids, prompt, engine.encode)
             # A long one takes a while: not on the event loop, where everyone waits.
             short = asks.length(prompt) <= SHORT_CHARACTERS
             return encode() if short else await loop.run_in_executor(None, encode)
@@ -185,11 +191,12 @@ class Delivery:
 
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
-        ids = await self._tokenize(ask.prompt)
+        engine = self.stand_in if ask.simulated else self.engine
+        ids = await self._tokenize(ask.prompt, engine)
         if ask.params.logprobs is not None and self.policy.banned:
             raise BadRequest("log probabilities would tell what a filter holds back", "logprobs")
         try:
-            generation = await self._submit(ids, ask)
+            generation = await self._submit(engine, ids, ask)
         except BadRequest as error:
             if error.field != "schema":
                 raise
@@ -199,18 +206,18 @@ class Delivery:
         self.entries.append(entry)
         return entry
 
-    async def _submit(self, ids: list[int], ask: Ask) -> Generation:
-        if ask.params.schema is not None and isinstance(self.engine, Engine):
+    async def _submit(self, engine: AnyEngine, ids: list[int], ask: Ask) -> Generation:
+        if ask.params.schema is not None and isinstance(engine, Engine):
             # A large one takes a second to compile; the engine then finds it compiled.
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, self.engine.compile, ask.params.schema)
+            await loop.run_in_executor(None, engine.compile, ask.params.schema)
         if self.stopping:
             raise EngineDown("the server is shutting down")
         if ask.resume:
             self.replays.make_room()
-        if isinstance(self.engine, SimulatedEngine):
-            return self.engine.submit(ids, ask.params, ask.faults)
-        return self.engine.submit(ids, ask.params)
+        if isinstance(engine, SimulatedEngine):
+            return engine.submit(ids, ask.params, ask.faults)
+        return engine.submit(ids, ask.params)
 
     def _finished(self, generation: Generation) -> None:
         self._running.pop(generation.id, None)
@@ -360,7 +367,9 @@ class Delivery:
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
             self.replays.add(replay, self.told(entry, ask, events))
-            await self.follow(exchange, replay, 0, entry, ask.faults)
+            # An `EventSource` can't read the head, and reconnects: it is told the id as an event.
+            begin = begun(entry.generation.id) if exchange.request.method == "GET" else b""
+            await self.follow(exchange, replay, 0, entry, ask.faults, begin)
             return
         with entry.generation as generation:
             self.start(exchange, generation, events.heartbeat)
@@ -448,8 +457,9 @@ class Delivery:
         after: int,
         entry: Entry,
         faults: Mapping[str, int] | None = None,
+        begin: bytes = b"",
     ) -> None:
-        """Write a resumable reply's events from number `after` on."""
+        """Write a resumable reply's events from number `after` on, behind `begin`."""
 
         def on_gone(why: str) -> None:
             entry.client_left = True
@@ -457,6 +467,8 @@ class Delivery:
 
         self.start(exchange, replay.generation, Plain.heartbeat)
         exchange.watch(on_gone)
+        if begin:
+            exchange.write(exchange.frame(begin))
 
         async def framed() -> AsyncGenerator[bytes, None]:
             async with aclosing(replay.follow(after, lambda: exchange.gone is None)) as events:
@@ -480,9 +492,18 @@ class Delivery:
         entry.generation.cancel("cancelled by id")
         self.tell(exchange, {"id": entry.generation.id, "cancelled": running})
 
+    async def mark(self, exchange: Exchange) -> None:
+        """`POST /log/ID`: take in what the page measured; answer with the reply's line."""
+        marks = page.parse_marks(await self._body(exchange))
+        entry = self.find(exchange.request.path.rpartition("/")[2])
+        if entry is None:
+            raise Refusal(404, "this reply is unknown", "not_found")
+        entry.page = marks
+        self.tell(exchange, entry.as_dict())
+
     async def count_tokens(self, exchange: Exchange, dialect: Messages) -> None:
         """`POST /v1/messages/count_tokens`: what the model would have to read."""
-        ids = await self._tokenize(dialect.prompt(await self._body(exchange)))
+        ids = await self._tokenize(dialect.prompt(await self._body(exchange)), self.engine)
         self.tell(exchange, {"input_tokens": len(ids)})
 
     def tell(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
@@ -549,6 +570,16 @@ class Delivery:
             with contextlib.suppress(BadRequest):
                 if _message_body(message).get("stop") is True:
                     entry.generation.cancel("the client said stop")
+
+
+# What an `EventSource` waits before it reconnects; its own default is some seconds.
+RETRY_MS = 1000
+
+
+def begun(id: str) -> bytes:
+    """The event before the first piece: a client that is cut off even then comes back for the
+    same reply, as number 0 of it was seen, and one that wants to stop it knows its name."""
+    return sse.encode(to_json({"id": id}), event="begin", id=f"{id}:0", retry=RETRY_MS)
 
 
 # Not by the client's own wish: such a reply must not look like one that has ended.

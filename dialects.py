@@ -43,7 +43,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import sse
-from asks import Ask, parse_native
+from asks import MODELS, Ask, parse_native
 from generation import Generation
 
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -159,17 +159,30 @@ FORMS: dict[str, Callable[[bool], Events]] = {"plain": Plain, "named": Named, "b
 
 
 class Native:
-    """The native routes: `/stream` with events, the others with one JSON body."""
+    """The native routes: `/stream` with events, the others with one JSON body.
+
+    `fault_names` and `stand_in_names`: the fields that the served engine has of its own, and those
+    of the stand-in that `"model": "simulated"` asks for.
+    """
 
     filter_is_an_end = False
 
-    def __init__(self, *, stream: bool, fault_names: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        stream: bool,
+        fault_names: tuple[str, ...] = (),
+        stand_in_names: tuple[str, ...] = (),
+    ) -> None:
         self._stream = stream
         self._fault_names = fault_names
+        self._stand_in_names = stand_in_names
 
     def parse(self, body: Mapping[str, Any]) -> Ask:
         """Check a request; unknown fields are refused."""
-        return parse_native(body, self._fault_names, stream=self._stream)
+        stand_in = body.get("model") == MODELS[1]
+        names = self._stand_in_names if stand_in else self._fault_names
+        return parse_native(body, names, stream=self._stream)
 
     def events(self, ask: Ask, generation: Generation) -> Events:
         """The form of events that the request asks for."""
@@ -203,7 +216,7 @@ class Frames:
 
     def end(self, generation: Generation, id: str | None = None) -> str:
         """`{"done": true, ...}`."""
-        return to_json({"done": True, **_summary(generation)})
+        return to_json({"done": True, "id": generation.id, **_summary(generation)})
 
     def error(self, message: str, type: str, id: str | None = None) -> str:
         """`{"error": {...}}`."""

@@ -30,6 +30,7 @@ from typing import Any
 
 import http1
 import metrics
+import page
 import websocket
 from access import GENERATING, Access, Refusal, allow
 from background import Background
@@ -60,7 +61,7 @@ from models import (
 )
 from pieces import Banned
 from responses import Responses
-from simulated import FAULTS, SimulatedEngine
+from simulated import FIELDS, SimulatedEngine
 from upstream import UpstreamEngine
 from weights import ModelError
 
@@ -89,6 +90,12 @@ class Options:
     aliases: tuple[str, ...] = ()
     heartbeat_events: bool = False
     pad: bool = False
+    proxy: str | None = None  # the origin of one in front of this server, for the page
+
+    def bound(self, host: str, port: int, tls: bool) -> "Options":
+        """The same, with the page's own origins allowed: its lanes through a proxy name them."""
+        origins = (*self.access.origins, *page.origins(host, port, tls))
+        return replace(self, access=replace(self.access, origins=origins))
 
     def served(self, engine: AnyEngine) -> Served:
         """What the providers' dialects need to know."""
@@ -99,7 +106,7 @@ class Options:
             engine.context,
             # Words on a schedule have no end of their own.
             default_tokens=SamplingParams().max_tokens if simulated else None,
-            fault_names=FAULTS if simulated else (),
+            fault_names=FIELDS if simulated else (),
             heartbeat_events=self.heartbeat_events,
             pad=self.pad,
         )
@@ -153,6 +160,7 @@ class Server:
             "/v1/models": {"GET": self._models},
             MODELS: {"GET": self._model},
             "/log": {"GET": self._log},
+            "/log/": {"POST": reply.mark},
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics},
             "/": {"GET": self._index},
@@ -188,6 +196,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
         self.engine.cancel_all("shutdown")
+        self.delivery.stand_in.close()
         for connection in list(self._tasks.values()):
             connection.shut_down()
         if self._tasks:
@@ -343,6 +352,9 @@ class Server:
         if isinstance(self.engine, UpstreamEngine):
             state["upstream"] = str(self.engine.outbound.address)
             state["model"] = self.engine.model  # null until the server there has named it
+        # What the page needs to know: which engines there are, and a proxy to go through.
+        state["stand_in"] = self.delivery.stand_in is not self.engine
+        state["proxy"] = self.options.proxy
         self._tell(exchange, 200 if failure is None else 503, to_json(state), JSON)
 
     async def _metrics(self, exchange: Exchange) -> None:
@@ -358,6 +370,14 @@ class Server:
         self._tell(exchange, 200, self.metrics.text(gauges), metrics.CONTENT_TYPE)
 
     async def _index(self, exchange: Exchange) -> None:
+        """The page for a browser; for curl a list of routes."""
+        if page.wanted(exchange.request.fields.get("accept")):
+            fields = [
+                *page.fields(self.options.proxy),
+                *self.options.access.fields(exchange.request),
+            ]
+            exchange.respond(200, page.content(), page.HTML, fields)
+            return
         host = exchange.request.host
         lines = [f"{' '.join(methods):10} {path}" for path, methods in self._routes.items()]
         example = f'curl -N http://{host}/stream -d \'{{"prompt": "One, two,"}}\''
@@ -402,6 +422,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--delay-ms", 33.0, "simulated: between two words"),
     ("--jitter-ms", 8.0, "simulated: more or less"),
     ("--first-delay-ms", 0.0, "simulated: before the first word"),
+    ("--page-proxy", "", "a proxy in front of this server, http://HOST:PORT, for the page to try"),
     ("--upstream", "", "relay to the OpenAI-compatible server at this URL; no model is loaded"),
     ("--upstream-key-env", "", "upstream: the environment variable that holds its API key"),
     ("--upstream-model", "", "upstream: the model to ask for; the first in its list if not given"),
@@ -455,6 +476,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.sse_heartbeat not in SSE_HEARTBEAT:
         parser.error(f"argument --sse-heartbeat: one of {', '.join(SSE_HEARTBEAT)}")
     try:
+        args.page_proxy = page.parse_proxy(args.page_proxy) if args.page_proxy else None
+    except ValueError as error:
+        parser.error(f"argument --page-proxy: {error}")
+    try:
         if args.upstream:
             make_upstream(args)
     except ValueError as error:
@@ -497,6 +522,7 @@ def make_options(args: argparse.Namespace) -> Options:
         tuple(args.alias),
         args.sse_heartbeat == "event",
         args.pad,
+        args.page_proxy,
     )
 
 
@@ -617,6 +643,8 @@ def main() -> int:
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
         return 1
     with listener:
+        if options.proxy:
+            options = options.bound(args.host, listener.getsockname()[1], tls is not None)
         try:
             engine = make_engine(args)
         except ModelError as error:

@@ -5,7 +5,8 @@ word; each word comes `delay_ms` plus or minus `jitter_ms` (evenly spread) after
 the first one `first_delay_ms` later still. The same prompt and seed give the same words on the
 same schedule, on any machine: what differs between two ways of delivery is then the delivery.
 
-Faults are asked for by a field of the request and strike after so many words:
+A request can ask for a schedule of its own (`delay_ms`, `jitter_ms`, `first_delay_ms`), and for
+faults, which strike after so many words:
 
     fail_after      the generation fails: an error in words, on the wire as for any failure
     stall_after     nothing more comes, and no end either
@@ -42,7 +43,10 @@ GARBAGE = b"\xff\xfe\x00garbage\r\n\r\n"
 # Between two parts of a split write, so that they are read as two.
 SPLIT_S = 0.001
 
+SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
+# What a request may ask of this engine and of no other.
+FIELDS = (*SCHEDULE, *FAULTS)
 
 
 class SimulatedEngine:
@@ -98,7 +102,7 @@ class SimulatedEngine:
         params: SamplingParams,
         faults: Mapping[str, int] | None = None,
     ) -> Generation:
-        """As `Engine.submit`; `faults` as in the module's docstring."""
+        """As `Engine.submit`; `faults` are any of `FIELDS`, as in the module's docstring."""
         if self._closed:
             raise EngineDown("the server is shutting down")
         ids = token_ids(prompt, self.encode)
@@ -148,11 +152,13 @@ class Schedule:
     ) -> None:
         self.generation = Generation(prompt_tokens, self._flags_changed)
         self._engine = engine
+        delays = (faults.get(name, getattr(engine, name)) / 1000 for name in SCHEDULE)
+        self._delay_s, self._jitter_s, first_delay_s = delays
         self._params = params
         self._draw = draw
         self._faults = faults
         self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() + engine.first_delay_ms / 1000
+        self._due = self._loop.time() + first_delay_s
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -163,8 +169,7 @@ class Schedule:
 
     def _next(self) -> None:
         # From the time it was due, not from now: lateness does not add up.
-        engine = self._engine
-        self._due += (engine.delay_ms + engine.jitter_ms * self._draw.uniform(-1, 1)) / 1000
+        self._due += self._delay_s + self._jitter_s * self._draw.uniform(-1, 1)
         self._timer = self._loop.call_at(self._due, self._word)
 
     def _word(self) -> None:

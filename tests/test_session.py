@@ -127,7 +127,7 @@ class TestReply:
             text, done = await web.reply()
             assert await web.closed() == 1000
         assert text == whole["text"]
-        assert set(done) == {"done", "finish_reason", "usage", "timings"}
+        assert set(done) == {"done", "id", "finish_reason", "usage", "timings"}
         assert done["done"] is True
         assert (done["finish_reason"], done["usage"]) == ("length", whole["usage"])
 
