@@ -404,11 +404,19 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _device(device: str) -> str:
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    """Return the device asked for, or the fastest there is."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if device == "auto":
+        return next(name for name, found in there.items() if found)
+    kind, _, number = device.partition(":")
+    if not there.get(kind, False) or not re.fullmatch("[0-9]{0,3}", number):
+        found = ", ".join(name for name in there if there[name])
+        raise ModelError(f"there is no device {device} here: choose auto, {found}")
+    return device
 
 
 def _dtype(dtype: str, device: str) -> torch.dtype:

@@ -398,7 +398,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("--dtype", "auto", "float32, bfloat16 or float16"),
     ("--rows", 16, "replies that are generated at the same time"),
     ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out (0: no bound)"),
-    ("--context", 2048, "tokens of prompt and reply together"),
+    ("--context", 2048, "tokens of prompt and reply together, at most the model's own; 0: those"),
     ("--prefill-chunk", 128, "tokens of a prompt between two steps of the others"),
     ("--queue", 64, "requests that may wait; then 429"),
     ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one; 0 for none"),
@@ -487,6 +487,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def read_banned(path: str) -> Banned:
+    """Read the phrases that no reply may hold. Raises OSError that names the file."""
+    try:
+        return Banned.read(path) if path else Banned(())
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"--banned {path}: {error}") from error
+
+
 def make_options(args: argparse.Namespace) -> Options:
     """Sort the flags into the options of `Server`."""
     limits = http1.Limits(
@@ -506,7 +514,7 @@ def make_options(args: argparse.Namespace) -> Options:
     )
     policy = Policy(
         slow_client=args.slow_client,
-        banned=Banned.read(args.banned) if args.banned else Banned(()),
+        banned=read_banned(args.banned),
         keep_s=args.keep,
         grace_s=args.grace,
         request_s=args.content_time,
@@ -587,7 +595,7 @@ def make_tls(args: argparse.Namespace) -> ssl.SSLContext | None:
     try:
         tls.load_cert_chain(args.cert, args.key or None)
     except OSError as error:
-        raise OSError(f"{args.cert}: {error}") from error
+        raise OSError(f"--cert {args.cert}, --key {args.key or args.cert}: {error}") from error
     return tls
 
 
@@ -638,6 +646,10 @@ def main() -> int:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:
         options, tls = make_options(args), make_tls(args)
+    except OSError as error:  # it names the flag
+        print(error, file=sys.stderr)
+        return 1
+    try:
         listener = bind(args.host, args.port)
     except OSError as error:
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)

@@ -361,8 +361,9 @@ class TestLoading:
         assert "\n" not in str(info.value)
 
     def test_a_device_that_is_not_there(self, folder):
-        with pytest.raises(lm.ModelError, match=r"cannot load model .* on xla"):
-            lm.LanguageModel.load(str(folder), device="xla")
+        for device in ("xla", "cuda:x", "cpu:-1", "meta"):
+            with pytest.raises(lm.ModelError, match=f"no device {device} here: choose auto"):
+                lm.LanguageModel.load(str(folder), device=device)
 
     def test_an_unknown_dtype(self, folder):
         with pytest.raises(lm.ModelError, match="no dtype int3"):

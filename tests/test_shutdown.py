@@ -257,6 +257,21 @@ class TestStart:
         assert b"Traceback" not in done.stderr
         assert done.stderr.strip()
 
+    @pytest.mark.parametrize("flag", ["--banned", "--cert"])
+    @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+    def test_a_file_that_cannot_be_used_is_named_with_its_flag(
+        self, flag: str, content: bytes | None, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        path = tmp_path / "file"
+        if content is not None:
+            path.write_bytes(content)
+        monkeypatch.setattr(sys, "argv", ["server.py", "--model", "simulated", flag, str(path)])
+        assert server.main() == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"{flag} {path}")
+
     async def test_ipv6(self) -> None:
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
