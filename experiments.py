@@ -341,7 +341,8 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
 
 
 # These register themselves, behind the ones above: the report has their order, one line a file.
-import load_experiments  # noqa: E402, F401
+import load_experiments  # noqa: E402, F401, I001
+import hop_experiments  # noqa: E402, F401
 
 if __name__ == "__main__":
     sys.exit(main())
