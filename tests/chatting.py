@@ -45,7 +45,11 @@ def chunks_of(content: bytes, ended: bool = True) -> list[dict[str, Any]]:
     """The chunks of a stream, each checked by itself; `[DONE]` is there, and last."""
     *data, last = [event.data for event in sse.Parser().feed(content)]
     assert (last == "[DONE]") == ended
-    chunks = [json.loads(text) for text in (data if ended else [*data, last])]
+    return checked([json.loads(text) for text in (data if ended else [*data, last])])
+
+
+def checked(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These chunks of one stream, each checked by itself, and against the others."""
     for chunk in chunks:
         if "error" in chunk:
             error = chunk["error"]

@@ -1,0 +1,664 @@
+"""The providers' clients for Node, and `ai`, on every route: `node/clients.mjs` has them.
+
+They take what comes, so what they were told is checked here, event by event, against the strict
+types of the providers' clients for Python.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chatting import checked, choices, reason_of, text_of
+from fakes import EOS, FakeModel
+from require import absent, require, require_program
+from serving import Running, eventually, quick, serving
+
+from delivery import Policy
+from engine import Engine
+from simulated import SimulatedEngine
+
+openai_types = require("openai.types")
+responses = require("openai.types.responses")
+anthropic_types = require("anthropic.types")
+
+from strict import strictly  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parent / "node"
+
+SDKS = ("chat", "completions", "responses", "messages")
+AI = ("ai chat", "ai completions", "ai responses", "ai messages")
+WAYS = (*SDKS, *AI)
+# `ai` writes a prompt of its own for completions; there are no tools and no formats there either.
+CHATS = tuple(way for way in WAYS if way != "ai completions")
+CALLERS = tuple(way for way in CHATS if way != "completions")
+
+METHODS = {
+    "chat": ("openai", "chat.completions.create"),
+    "completions": ("openai", "completions.create"),
+    "responses": ("openai", "responses.create"),
+    "messages": ("anthropic", "messages.create"),
+}
+# What each calls a limit of tokens, and strings to stop at.
+NAMES = {
+    "chat": ("max_tokens", "stop"),
+    "completions": ("max_tokens", "stop"),
+    "responses": ("max_output_tokens", None),
+    "messages": ("max_tokens", "stop_sequences"),
+}
+HI = [{"role": "user", "content": "Count."}]
+SCHEMA = {"const": {"city": "Paris"}}
+ARGUMENTS = '{"city": "Paris"}'
+
+
+class Node:
+    """The one process that makes all calls."""
+
+    def __init__(self, program: str) -> None:
+        self._process = subprocess.Popen(
+            [program, str(FOLDER / "clients.mjs")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    async def call(self, running: Running, *calls: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What comes of these calls, made side by side."""
+        base = f"http://127.0.0.1:{running.port}"
+        line = json.dumps([{"base": base, **call} for call in calls])
+        told = json.loads(await asyncio.to_thread(self._exchange, line))
+        assert len(told) == len(calls)
+        return list(told)
+
+    def _exchange(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    program = require_program("node")
+    if not (FOLDER / "node_modules" / "ai").exists():
+        absent("the clients for Node are not installed: run `npm ci` in tests/node")
+    process = Node(program)
+    yield process
+    process.close()
+
+
+def asking(
+    way: str,
+    *,
+    stream: bool = True,
+    tokens: int | None = 99,
+    stop: Sequence[str] = (),
+    abort_after: int | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """A call for a reply to "Count."; `fields` are in the words of the way."""
+    more = {} if abort_after is None else {"abortAfter": abort_after}
+    if way in AI:
+        ask = {"model": "default", "prompt": "Count.", "maxOutputTokens": tokens, **fields}
+        if stop:
+            ask["stopSequences"] = stop
+        method = "streamText" if stream else "generateText"
+        return {"client": way, "method": method, "args": [ask], **more}
+    client, method = METHODS[way]
+    of_tokens, of_stop = NAMES[way]
+    ask = {"model": "default", "stream": stream, of_tokens: tokens, **prompt_of(way), **fields}
+    if stop:
+        ask[of_stop] = stop
+    if stream and way in ("chat", "completions"):
+        ask.setdefault("stream_options", {"include_usage": True})
+    return {"client": client, "method": method, "args": [ask], **more}
+
+
+def prompt_of(way: str) -> dict[str, Any]:
+    if way in ("chat", "messages"):
+        return {"messages": HI}
+    return {"input" if way == "responses" else "prompt": "Count."}
+
+
+class Reply:
+    """What a way was told of a reply: its events or body checked strictly, and in common words."""
+
+    text: str
+    arguments = ""
+    reason: str | None = None
+    usage: tuple[int | None, int | None] = (None, None)
+
+    def __init__(self, way: str, told: Mapping[str, Any], error: bool = False) -> None:
+        assert (told["error"] is not None) == error, told["error"]
+        self.error = told["error"]
+        events, value = told["events"], told["value"]
+        self.route = way.removeprefix("ai ")
+        if way in AI:
+            self._of_ai(events, value)
+        elif value is not None:
+            self._body(value)
+        else:
+            self._events(events)
+
+    def _of_ai(self, events: list[Any], value: Any) -> None:
+        if value is not None:
+            self._body(value["body"])
+            called, finish, usage = value["toolCalls"], value["finishReason"], value["usage"]
+            text = value["text"]
+        else:
+            self._events([event["rawValue"] for event in events if event["type"] == "raw"])
+            text = "".join(event["text"] for event in events if event["type"] == "text-delta")
+            called = [event for event in events if event["type"] == "tool-call"]
+            ends = [event for event in events if event["type"] == "finish"]
+            finish = ends[0]["finishReason"] if ends else None
+            usage = ends[0]["totalUsage"] if ends else {}
+        # What it makes of what it was told is what it was told; except that for a format it asks
+        # Anthropic's route for a call, and makes a text of that.
+        if self.arguments and not called:
+            assert json.loads(text) == json.loads(self.arguments)
+        else:
+            assert text == self.text
+            assert json.dumps([call["input"] for call in called]) == f"[{self.arguments}]"
+        self.reason = finish
+        self.usage = (usage.get("inputTokens"), usage.get("outputTokens"))
+
+    def _body(self, body: Any) -> None:
+        getattr(self, f"_{self.route}")(body)
+
+    def _events(self, events: list[Any]) -> None:
+        getattr(self, f"_{self.route}_events")(events)
+
+    # One pair of methods a route.
+
+    def _chat(self, body: Any) -> None:
+        reply = strictly(openai_types.chat.ChatCompletion, body)
+        (choice,) = reply.choices
+        self.text, self.reason = choice.message.content or "", choice.finish_reason
+        calls = choice.message.tool_calls or []
+        self.arguments = "".join(call.function.arguments for call in calls)
+        self.usage = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
+
+    def _chat_events(self, events: list[Any]) -> None:
+        self._chunks(events)
+        calls = [call for c in choices(events) for call in c["delta"].get("tool_calls", ())]
+        self.arguments = "".join(call["function"]["arguments"] for call in calls)
+
+    def _completions(self, body: Any) -> None:
+        reply = strictly(openai_types.Completion, body)
+        (choice,) = reply.choices
+        self.text, self.reason = choice.text, choice.finish_reason
+        self.usage = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
+
+    def _completions_events(self, events: list[Any]) -> None:
+        self._chunks(events)
+
+    def _chunks(self, events: list[Any]) -> None:
+        checked(events)
+        self.text = text_of(events)
+        usage = events[-1].get("usage")
+        if usage:
+            self.reason = reason_of(events)
+            self.usage = (usage["prompt_tokens"], usage["completion_tokens"])
+
+    def _responses(self, body: Any) -> None:
+        # `output_text` is the SDK's own addition.
+        known = {name: value for name, value in body.items() if name != "output_text"}
+        reply = strictly(responses.Response, known)
+        (item,) = reply.output
+        self.text = reply.output_text
+        self.arguments = item.arguments if item.type == "function_call" else ""
+        details = reply.incomplete_details
+        self.reason = details.reason if details else reply.status
+        self.usage = (reply.usage.input_tokens, reply.usage.output_tokens)
+
+    def _responses_events(self, events: list[Any]) -> None:
+        for number, event in enumerate(events):
+            known = event
+            if event["type"] == "response.function_call_arguments.done":
+                # In the reference and in some SDKs' types, required; not in others.
+                known = {name: value for name, value in event.items() if name != "name"}
+            assert strictly(responses.ResponseStreamEvent, known).type == event["type"]
+            assert event["sequence_number"] == number
+        if "response" in events[-1]:
+            self._responses(events[-1]["response"])
+        told = {"output_text": "", "function_call_arguments": ""}
+        for event in events:
+            if event["type"].endswith(".delta"):
+                told[event["type"].split(".")[1]] += event["delta"]
+        self.text, self.arguments = told.values()
+
+    def _messages(self, body: Any) -> None:
+        reply = strictly(anthropic_types.Message, body)
+        (block,) = reply.content
+        self.text = block.text if block.type == "text" else ""
+        self.arguments = json.dumps(block.input) if block.type == "tool_use" else ""
+        self.reason = reply.stop_reason
+        self.usage = (reply.usage.input_tokens, reply.usage.output_tokens)
+
+    def _messages_events(self, events: list[Any]) -> None:
+        events = [event for event in events if event["type"] != "ping"]
+        failure = events.pop() if events[-1]["type"] == "error" else None
+        assert failure is None or strictly(anthropic_types.shared.ErrorResponse, failure)
+        for event in events:
+            assert strictly(anthropic_types.RawMessageStreamEvent, event).type == event["type"]
+        deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+        self.text = "".join(delta.get("text", "") for delta in deltas)
+        self.arguments = "".join(delta.get("partial_json", "") for delta in deltas)
+        ends = [event for event in events if event["type"] == "message_delta"]
+        self.reason = ends[0]["delta"]["stop_reason"] if ends else None
+        usage = ends[0]["usage"] if ends else {}
+        self.usage = (usage.get("input_tokens"), usage.get("output_tokens"))
+
+
+# What each way says of an end.
+REASONS: dict[str, dict[str, str]] = {
+    "chat": {"stop": "stop", "length": "length", "call": "tool_calls"},
+    "completions": {"stop": "stop", "length": "length"},
+    "responses": {"stop": "completed", "length": "max_output_tokens", "call": "completed"},
+    "messages": {
+        "stop": "end_turn", "length": "max_tokens", "call": "tool_use", "string": "stop_sequence",
+    },
+    **{way: {"stop": "stop", "length": "length", "call": "tool-calls"} for way in AI},
+}  # fmt: skip
+
+
+def reason_for(way: str, why: str) -> str:
+    return REASONS[way].get(why, REASONS[way]["stop"])
+
+
+def saying(text: str) -> Engine:
+    """An engine whose model says this to "Count.", and that it is done."""
+    said = [*text.encode(), EOS]
+    return Engine(FakeModel(script=lambda history: said[len(history) - len("Count.")]))
+
+
+async def replies(
+    node: Node, running: Running, ways: Sequence[str] = CHATS, **asked: Any
+) -> dict[tuple[str, bool], Reply]:
+    """The replies to one request in each of these ways, streamed and whole."""
+    pairs = [(way, stream) for way in ways for stream in (True, False)]
+    told = await node.call(running, *(asking(way, stream=s, **asked) for way, s in pairs))
+    return {pair: Reply(pair[0], one) for pair, one in zip(pairs, told, strict=True)}
+
+
+class TestReplies:
+    @pytest.mark.parametrize(
+        ("said", "asked", "text", "why"),
+        [
+            pytest.param("One, two.", {}, "One, two.", "stop", id="stop"),
+            pytest.param("x", {}, "x", "stop", id="one token"),
+            pytest.param("", {}, "", "stop", id="empty"),
+            pytest.param("One, two.", {"tokens": 1}, "O", "length", id="length"),
+            pytest.param("é 你 😀 \u2028\x85", {}, "é 你 😀 \u2028\x85", "stop", id="characters"),
+        ],
+    )
+    async def test_every_end(self, node: Node, said: str, asked: Any, text: str, why: str) -> None:
+        """Field reports 111, 112, 114, 117, 119 to 121, 123 to 125."""
+        async with serving(saying(said)) as running:
+            told = await replies(node, running, **asked)
+        tokens = 1 if why == "length" else len(said.encode()) + 1
+        for (way, _), reply in told.items():
+            assert (reply.text, reply.reason) == (text, reason_for(way, why)), way
+            assert reply.usage == (len("Count."), tokens), way
+
+    async def test_stop_strings(self, node: Node) -> None:
+        """Field report 126. `/v1/responses` has none."""
+        ways = [way for way in CHATS if not way.endswith("responses")]
+        async with serving(saying("1,2,3,4")) as running:
+            told = await replies(node, running, ways, stop=["5", "4"])
+        for (way, _), reply in told.items():
+            assert (reply.text, reply.reason) == ("1,2,3,", reason_for(way, "string")), way
+
+    async def test_the_same_text_in_all_ways(self, node: Node) -> None:
+        """Where a seed can be named by it; and greedily where not."""
+        seeded = {"seed": 11, "temperature": 0.9}
+        with_seed = [way for way in CHATS if way not in ("ai responses", "ai messages")]
+        async with serving(Engine(FakeModel())) as running:
+            body = {"messages": HI, "max_tokens": 12}
+            drawn = await running.ask("POST", "/complete", {**body, **seeded})
+            greedy = await running.ask("POST", "/complete", {**body, "temperature": 0})
+            told = await replies(node, running, with_seed, tokens=12, **seeded)
+            told_greedily = await replies(node, running, tokens=12, temperature=0)
+            own = await replies(node, running, ["ai completions"], tokens=12, temperature=0)
+        assert {reply.text for reply in told.values()} == {drawn.json()["text"]}
+        assert {reply.text for reply in told_greedily.values()} == {greedy.json()["text"]}
+        assert len({reply.text for reply in own.values()}) == 1
+        assert all(len(reply.text) == 12 for reply in own.values())
+
+    async def test_the_sum_of_a_stream(self, node: Node) -> None:
+        """The clients' helpers that add up a stream; they throw where something is missing."""
+        usage = {"stream_options": {"include_usage": True}}
+        ask = {"model": "default", "max_tokens": 99}
+        calls = [
+            {"client": "openai", "method": "chat.completions.stream",
+             "args": [{**ask, "messages": HI, **usage}], "final": "finalChatCompletion"},
+            {"client": "openai", "method": "responses.stream",
+             "args": [{"model": "default", "input": "Count."}], "final": "finalResponse"},
+            {"client": "anthropic", "method": "messages.stream",
+             "args": [{**ask, "messages": HI}], "final": "finalMessage"},
+        ]  # fmt: skip
+        async with serving(saying("One, two.")) as running:
+            chat, response, message = await node.call(running, *calls)
+        (choice,) = chat["final"]["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("One, two.", "stop")
+        assert chat["final"]["usage"] == {
+            "prompt_tokens": 6, "completion_tokens": 10, "total_tokens": 16,
+        }  # fmt: skip
+        assert response["final"]["output"][0]["content"][0]["text"] == "One, two."
+        assert response["final"]["status"] == "completed"
+        assert message["final"]["content"][0]["text"] == "One, two."
+        assert message["final"]["stop_reason"] == "end_turn"
+        assert message["final"]["usage"]["output_tokens"] == 10
+
+    async def test_models_and_counts(self, node: Node) -> None:
+        calls = [
+            {"client": client, "method": f"models.{method}", "args": args}
+            for client in ("openai", "anthropic")
+            for method, args in (("list", []), ("retrieve", ["default"]), ("retrieve", ["other"]))
+        ]
+        counted = {"model": "default", "messages": HI, "system": "Be brief."}
+        calls.append({"client": "anthropic", "method": "messages.countTokens", "args": [counted]})
+        async with serving() as running:
+            *models, tokens = await node.call(running, *calls)
+        for kind, (listed, one, unknown) in (
+            (openai_types.Model, models[:3]),
+            (anthropic_types.ModelInfo, models[3:]),
+        ):
+            assert {"simulated", "default"} <= {model["id"] for model in listed["events"]}
+            for model in [*listed["events"], one["value"]]:
+                strictly_dated(kind, model)
+            assert (unknown["error"]["name"], unknown["error"]["status"]) == ("NotFoundError", 404)
+        assert tokens["value"] == {"input_tokens": 3}
+
+    async def test_in_the_background(self, node: Node) -> None:
+        ask = {"model": "default", "input": "Count.", "max_output_tokens": 5, "background": True}
+
+        def of(method: str, *args: Any) -> dict[str, Any]:
+            return {"client": "openai", "method": f"responses.{method}", "args": args}
+
+        async with serving() as running:
+            begun, stalled = await node.call(
+                running, of("create", ask), of("create", {**ask, "stall_after": 1})
+            )
+            id = begun["value"]["id"]
+            (rest,) = await node.call(
+                running, of("retrieve", id, {"stream": True, "starting_after": 4})
+            )
+            whole, cancelled = await node.call(
+                running, of("retrieve", id, {}), of("cancel", stalled["value"]["id"])
+            )
+        numbers = [event["sequence_number"] for event in rest["events"]]
+        assert numbers == list(range(5, 5 + len(numbers)))
+        assert rest["events"][-1]["response"]["output"] == whole["value"]["output"]
+        assert cancelled["value"]["status"] == "cancelled"
+
+
+def strictly_dated(kind: Any, model: Any) -> None:
+    """A model; in JSON, so that a date is told by a text."""
+    value = kind.model_validate_json(json.dumps(model), strict=True)
+    assert not value.model_extra
+
+
+def with_tool(way: str, schema: Any, named: bool = True) -> dict[str, Any]:
+    """The fields that have the model call `look`: by its name, or as the only one."""
+    if way in AI:
+        choice: Any = {"type": "tool", "toolName": "look"} if named else "required"
+        return {"tools": {"look": schema}, "toolChoice": choice}
+    if way == "messages":
+        choice = {"type": "tool", "name": "look"} if named else {"type": "any"}
+        return {"tools": [{"name": "look", "input_schema": schema}], "tool_choice": choice}
+    function = {"name": "look", "parameters": schema}
+    if way == "responses":
+        choice = {"type": "function", "name": "look"} if named else "required"
+        return {"tools": [{"type": "function", **function}], "tool_choice": choice}
+    choice = {"type": "function", "function": {"name": "look"}} if named else "required"
+    return {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+
+
+def with_format(way: str, schema: Any) -> dict[str, Any]:
+    """The fields that keep the text to a schema."""
+    if way in AI:
+        return {"output": schema}
+    if way == "messages":
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    if way == "responses":
+        return {"text": {"format": {"type": "json_schema", "name": "it", "schema": schema}}}
+    inner = {"name": "it", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": inner}}
+
+
+async def constrained(
+    node: Node, running: Running, pairs: Sequence[tuple[str, bool]], schema: Any, **asked: Any
+) -> list[Any]:
+    """What was told in each way, streamed or whole: first of calls, then of texts by the schema."""
+    values = []
+    calls = [asking(way, stream=s, **with_tool(way, schema), **asked) for way, s in pairs]
+    for (way, _), told in zip(pairs, await node.call(running, *calls), strict=True):
+        reply = Reply(way, told)
+        assert reply.reason == reason_for(way, "call"), way
+        values.append(json.loads(reply.arguments))
+    calls = [asking(way, stream=s, **with_format(way, schema), **asked) for way, s in pairs]
+    for (way, _), told in zip(pairs, await node.call(running, *calls), strict=True):
+        reply = Reply(way, told)
+        values.append(told["final"] if way in AI else json.loads(reply.text))
+    return values
+
+
+class TestByASchema:
+    async def test_calls_and_formats(self, node: Node) -> None:
+        pairs = [(way, stream) for way in CALLERS for stream in (True, False)]
+        async with serving(Engine(FakeModel())) as running:
+            told = await constrained(node, running, pairs, SCHEMA)
+        assert told == [{"city": "Paris"}] * len(pairs) * 2
+
+    async def test_any_one_tool(self, node: Node) -> None:
+        calls = [asking(way, **with_tool(way, SCHEMA, named=False)) for way in CALLERS]
+        async with serving(Engine(FakeModel())) as running:
+            for way, told in zip(CALLERS, await node.call(running, *calls), strict=True):
+                assert Reply(way, told).arguments == ARGUMENTS
+
+    async def test_the_sum_of_a_stream(self, node: Node) -> None:
+        calls = [
+            {"client": "openai", "method": "chat.completions.stream",
+             "args": [{"model": "default", "messages": HI, **with_tool("chat", SCHEMA)}],
+             "final": "finalChatCompletion"},
+            {"client": "openai", "method": "responses.stream",
+             "args": [{"model": "default", "input": "Count.", **with_tool("responses", SCHEMA)}],
+             "final": "finalResponse"},
+            {"client": "anthropic", "method": "messages.stream",
+             "args": [{"model": "default", "messages": HI, "max_tokens": 99,
+                       **with_tool("messages", SCHEMA)}],
+             "final": "finalMessage"},
+        ]  # fmt: skip
+        async with serving(Engine(FakeModel())) as running:
+            chat, response, message = await node.call(running, *calls)
+        (call,) = chat["final"]["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["arguments"] == ARGUMENTS
+        assert response["final"]["output"][0]["arguments"] == ARGUMENTS
+        assert message["final"]["content"][0]["input"] == {"city": "Paris"}
+
+    @pytest.mark.model
+    async def test_by_the_real_model(self, node: Node, real_model: Any) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"day": {"enum": ["Mon", "Tue"]}, "hot": {"type": "boolean"}},
+            "required": ["day", "hot"],
+            "additionalProperties": False,
+        }
+        ways = ("chat", "messages", "ai responses")
+        async with serving(Engine(real_model)) as running:
+            told = await constrained(node, running, [(way, True) for way in ways], schema)
+        assert len(told) == len(ways) * 2
+        for value in told:
+            assert set(value) == {"day", "hot"}
+            assert value["day"] in ("Mon", "Tue")
+            assert isinstance(value["hot"], bool)
+
+
+def error_of(way: str, told: Any) -> Any:
+    """The error that a way raised or, where errors are among the events, told of."""
+    among = [event for event in told["events"] if event.get("type") == "error"]
+    if told["error"] is not None:
+        assert not among
+        return told["error"]
+    assert way in AI or way == "responses"
+    return among[0]["error"] if way in AI else among[0]
+
+
+class TestFailures:
+    async def test_before_the_head(self, node: Node) -> None:
+        """Field reports 32, 127: of a class, with the status and our words, streamed or not."""
+        pairs = [(way, stream) for way in WAYS for stream in (True, False)]
+        calls = [asking(way, stream=stream, model="other") for way, stream in pairs]
+        async with serving() as running:
+            for (way, _), told in zip(pairs, await node.call(running, *calls), strict=True):
+                error = error_of(way, told)
+                name = "BadRequestError" if way in SDKS else "AI_APICallError"
+                assert (error["name"], error["status"]) == (name, 400), way
+                assert "'other' is not served here" in error["message"]
+                assert not told["events"] or {e["type"] for e in told["events"]} <= {
+                    "start",
+                    "error",
+                }
+
+    async def test_keys(self, node: Node) -> None:
+        calls = [asking(way) for way in WAYS]
+        async with serving(api_keys=("secret",)) as running:
+            for way, told in zip(WAYS, await node.call(running, *calls), strict=True):
+                error = error_of(way, told)
+                name = "AuthenticationError" if way in SDKS else "AI_APICallError"
+                assert (error["name"], error["status"]) == (name, 401), way
+            keyed = [{**asking(way, tokens=3), "key": "secret"} for way in WAYS]
+            for way, told in zip(WAYS, await node.call(running, *keyed), strict=True):
+                assert len(Reply(way, told).text.split()) == 3
+
+    async def test_in_the_stream(self, node: Node) -> None:
+        """Field reports 33, 122: what came is kept, the words are ours, and it is no end."""
+        model = FakeModel()
+        model.fail_choose = lambda history: len(history) == len("Count.") + 3
+        async with serving(Engine(model)) as running:
+            calls = [asking(way) for way in CHATS]
+            for way, told in zip(CHATS, await node.call(running, *calls), strict=True):
+                error = error_of(way, told)
+                assert "failed" in json.dumps(error), way
+                if way == "responses":
+                    assert [e["type"] for e in told["events"][-2:]] == ["error", "response.failed"]
+                elif way in SDKS:
+                    assert error["name"] == "APIError"
+                reply = Reply(way, told, error=told["error"] is not None)
+                assert len(reply.text) == 3, way
+                assert reply.reason in (None, "error", "failed"), way
+            whole = await node.call(running, *(asking(way, stream=False) for way in CHATS))
+            for way, told in zip(CHATS, whole, strict=True):
+                name = "InternalServerError" if way in SDKS else "AI_APICallError"
+                assert (told["error"]["name"], told["error"]["status"]) == (name, 500), way
+
+    async def test_a_cut(self, node: Node) -> None:
+        """Without an error it would look like a short answer that is whole."""
+        calls = [asking(way, tokens=9, truncate_after=4) for way in SDKS]
+        fault = {"here": {"truncate_after": 4}}
+        of_ai = ("ai chat", "ai completions")
+        calls += [asking(way, tokens=9, providerOptions=fault) for way in of_ai]
+        async with serving() as running:
+            for way, told in zip((*SDKS, *of_ai), await node.call(running, *calls), strict=True):
+                assert told["error"] is not None
+                reply = Reply(way, told, error=True)
+                assert 0 < len(reply.text.split()) < 9, way
+                assert reply.reason is None, way
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_an_abort(self, node: Node, way: str) -> None:
+        """Field report 87: no token after the step under way."""
+        model = FakeModel()
+        model.step = threading.Semaphore(0)
+        async with serving(Engine(model)) as running:
+            aborted = asyncio.create_task(
+                node.call(running, asking(way, tokens=100, abort_after=3))
+            )
+            model.step.release(3)
+            (told,) = await aborted
+            (entry,) = running.server.entries
+            await eventually(lambda: entry.client_left)
+            model.step.release(1000)
+            await eventually(lambda: entry.generation.finish_reason)
+            (logged,) = (await running.ask("GET", "/log")).json()["requests"]
+        assert logged["finish_reason"] == "cancelled"
+        assert logged["client_left"]
+        assert logged["completion_tokens"] == 3
+        assert told["events"]
+
+
+# A mode of `--sse-heartbeat`, and the heartbeats of each route: comments, or events that say
+# nothing. Responses have no such event, messages have no comments.
+HEARTBEATS: dict[str, dict[str, str | None]] = {
+    "comment": {way: "event" if way == "messages" else "comment" for way in SDKS},
+    "event": {way: "comment" if way == "responses" else "event" for way in SDKS},
+    "off": dict.fromkeys(SDKS),
+}
+PING = '{"type": "ping"}'
+
+
+def heartbeat(content: bytes) -> str | None:
+    """What broke the silence before the text, at least twice."""
+    told = []
+    for block in content.decode().split("\n\n"):
+        data = block.partition("data: ")[2]
+        if block == ":":
+            told.append("comment")
+        elif '"delta": {}' in data or '"text": "", "logprobs"' in data or data == PING:
+            told.append("event")
+        elif re.search(r'"(delta|text|content)": "[^"]', data):
+            break
+    if PING in content.decode():
+        told.remove("event")  # one is always there
+    assert len(set(told)) <= 1
+    assert len(told) != 1
+    return told[0] if told else None
+
+
+class TestSilence:
+    async def test_heartbeats_do_no_harm(self, node: Node) -> None:
+        """Field reports 27 to 29, 31: silences of several, before the reply and in it."""
+        asked = list(itertools.product(HEARTBEATS, WAYS))
+        async with AsyncExitStack() as stack:
+            servers = {
+                mode: await stack.enter_async_context(
+                    serving(
+                        SimulatedEngine(first_delay_ms=300, delay_ms=500, jitter_ms=0),
+                        settings=quick(heartbeat_s=0.2),
+                        policy=Policy(heartbeats=mode != "off"),
+                        heartbeat_events=mode == "event",
+                    )
+                )
+                for mode in HEARTBEATS
+            }
+            calls = [
+                {**asking(way, tokens=2), "base": f"http://127.0.0.1:{servers[mode].port}"}
+                for mode, way in asked
+            ]
+            told, *answers = await asyncio.gather(
+                node.call(servers["off"], *calls),
+                *(self.raw(servers[mode], way) for mode in HEARTBEATS for way in SDKS),
+            )
+        for (mode, way), one in zip(asked, told, strict=True):
+            reply = Reply(way, one)
+            assert len(reply.text.split()) == 2, (mode, way)
+            assert reply.reason == reason_for(way, "length"), (mode, way)
+        for (mode, way), content in zip(itertools.product(HEARTBEATS, SDKS), answers, strict=True):
+            assert heartbeat(content) == HEARTBEATS[mode][way], (mode, way, content)
+
+    async def raw(self, running: Running, way: str) -> bytes:
+        (body,) = asking(way, tokens=2)["args"]
+        path = {"chat": "chat/completions"}.get(way, way)
+        return (await running.ask("POST", f"/v1/{path}", body)).content
