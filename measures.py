@@ -18,29 +18,50 @@ date and a gap of zero; the number of reads printed beside them tells why.
 Percentiles are nearest-rank: the smallest value with at least p percent of all values at or below
 it. They are always values that were seen, and are defined for one value as for a thousand.
 
-Not here: clocks and sockets (`wire.py`, which is to be read next), and what counts as text in which
-dialect (`exchange.py`).
+Not here: clocks and sockets (`wire.py`), what counts as text in which dialect (`readings.py`, which
+is to be read next), several replies together and how they are printed (`tally.py`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 # A server that counts more tokens has miscounted; a quotient by some such numbers overflows.
 MAX_TOKENS = 2**53
+
+# Reads that are kept with their dates; the number of reads goes on.
+MAX_ARRIVALS = 2**18
 
 # Of a server's own words, this much is repeated in an error.
 MAX_ERROR_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event, message or body: `at` is the date of the read that completed it."""
+class Event(NamedTuple):
+    """One event, message or body: `at` is the date of the read that completed it.
+
+    `size` is the number of bytes of its data. Reasoning is what was generated and is not reply
+    text (`readings.py`).
+    """
 
     at: float
     text: str = ""
+    reasoning: str = ""
+    size: int = 0
+
+
+class Arrival(NamedTuple):
+    """One read: its date, its size, and the content (bytes) that was complete after it.
+
+    `late` is the time from when the kernel had the last of its bytes to its date, where the
+    kernel tells: the error of the date.
+    """
+
+    at: float
+    size: int
+    content: int
+    late: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +151,10 @@ class Mode(StrEnum):
 
     JSON = "json"
     SSE = "sse"
+    NDJSON = "ndjson"
+    TEXT = "text"
     WEBSOCKET = "websocket"
+    STREAM = "stream"  # any of them but JSON, as the response's content type says
 
 
 class Failure(StrEnum):
@@ -172,6 +196,8 @@ class Reply:
     version: str | None = None
     fields: tuple[tuple[str, str], ...] = ()  # of the final response
     interim: list[int] = field(default_factory=list)  # statuses of the 1xx responses before it
+    coding: str | None = None  # the content coding that was undone
+    dialect: str = "native"  # "auto" if no event told
     connect: float | None = None  # duration; None on a connection that was open already
     first_byte: float | None = None  # of the final response, not of an interim one
     opened: float | None = None  # WebSocket: the 101 has come and the prompt was sent
@@ -180,8 +206,9 @@ class Reply:
     close: float | None = None  # last chunk, last byte of the content, or end-of-file
     close_code: int | None = None  # of the server's Close frame
     events: list[Event] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)  # the first MAX_ARRIVALS reads
     comments: int = 0  # comment lines of an event stream: heartbeats
-    pings: int = 0
+    pings: int = 0  # of a WebSocket, or events that say so
     usage: dict[str, Any] | None = None
     finish_reason: str | None = None
     timings: dict[str, Any] | None = None
@@ -227,9 +254,15 @@ class Reply:
         return last_text(self.events)
 
     @property
+    def first_generated(self) -> float | None:
+        """The first text or reasoning: what the model wrote first, whoever was to read it."""
+        return next((event.at for event in self.events if event.text or event.reasoning), None)
+
+    @property
     def completion_tokens(self) -> int | None:
         """The number of tokens as the server counted them, if it did."""
-        count = (self.usage or {}).get("completion_tokens")
+        usage = self.usage or {}
+        count = usage.get("completion_tokens", usage.get("output_tokens"))
         return count if type(count) is int and 0 <= count < MAX_TOKENS else None
 
     def time_per_output_token(self) -> TimePerOutputToken:
@@ -248,41 +281,9 @@ class Reply:
         if self.failure is None:
             self.failure = failure
             words = message[:MAX_ERROR_CHARACTERS] + "..." * (len(message) > MAX_ERROR_CHARACTERS)
-            self.error = _printable(words)
+            self.error = printable(words)
 
 
-def table(reply: Reply) -> str:
-    """Return a reply's measures as aligned lines for people; dates in milliseconds."""
-    size, token, gap = reply.received, reply.time_per_output_token(), reply.gaps()
-    ranks = {"p50": gap.p50, "p95": gap.p95, "p99": gap.p99, "max": gap.max}
-    gap_words = ", ".join(f"{name} {_ms(value)}" for name, value in ranks.items())
-    rows = [
-        ("reply", f"failed: {reply.failure}: {reply.error}" if reply.failure else "complete"),
-        ("response", f"{reply.status or 'none'}, HTTP/{reply.version or '?'}, {reply.mode}"),
-        ("connect", "reused" if reply.connect is None else _ms(reply.connect)),
-        ("first byte", _ms(reply.first_byte)),
-        ("first text", _ms(reply.first_text)),
-        ("last text", _ms(reply.last_text)),
-        ("end marker", _ms(reply.end)),
-        ("close", _ms(reply.close)),
-        ("time per output token", f"{_ms(token.seconds)} ({token.count} by {token.counted})"),
-        ("inter-event gaps", f"{gap_words} (n = {gap.n})"),
-        ("events", f"{len(reply.events)}, with text {len(reply.pieces)}, in {reply.reads} reads"),
-        ("heartbeats", f"{reply.comments} comments, {reply.pings} pings"),
-        ("bytes received", f"{size.total}, of which text {reply.text_bytes}"),
-        ("", f"head {size.head}, framing {size.framing}, payload {size.payload}"),
-        ("bytes sent", str(reply.sent)),
-        ("finish reason", _printable(reply.finish_reason or "n/a")),
-    ]
-    if size.unparsed:
-        rows.append(("bytes left unparsed", str(size.unparsed)))
-    return "\n".join(f"{name:<22}{value}" for name, value in rows)
-
-
-def _printable(words: str) -> str:
+def printable(words: str) -> str:
     """Escape what could steer a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
-
-
-def _ms(seconds: float | None) -> str:
-    return "n/a" if seconds is None else f"{seconds * 1000:.1f} ms"

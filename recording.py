@@ -11,7 +11,6 @@ Not here: what is measured with it (`load_experiments.py`, to be read next).
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Self
@@ -47,9 +46,7 @@ class Recorder(Wire):
 
     def data_received(self, data: bytes) -> None:
         """Date one read, and see whether it is the last one."""
-        self.reads += 1
-        self.received += len(data)
-        self._queue.put_nowait((time.perf_counter(), data))
+        self.hold(data)
         refused = not self._last_bytes and not data.startswith(b"HTTP/1.1 200 ")
         self._last_bytes = (self._last_bytes + data)[-len(http1.LAST_CHUNK) :]
         if refused or self._last_bytes == http1.LAST_CHUNK:

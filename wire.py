@@ -7,16 +7,22 @@ reads into one, and only tells the time when its task gets to run; here each rea
 and its date. After a reset it drops what came before. And it ends a connection in one way only,
 while a measuring client has to leave as real clients do: with FIN, with RST, or half.
 
-Not here: what the bytes mean (`exchange.py`, which is to be read next).
+How wrong is a date? The kernel notes when it got each packet (Linux: SO_TIMESTAMPNS); `late` is
+the time from there to the date: the wake-up, and whatever else this process had to do first.
+
+Not here: what the bytes mean (`exchange.py`). Read next: `target.py`.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 import struct
+import sys
 import time
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from measures import Failure
 
@@ -26,7 +32,15 @@ MAX_HELD_READS = 16
 # How long a connection may take to close before it is aborted.
 CLOSE_S = 1.0
 
+# How long reads that wait already are taken without a look at what else there is to do.
+TURN_S = 0.02
+
+# Linux: what to ask for, and the two numbers (seconds, nanoseconds) that come with each read.
+SO_TIMESTAMPNS = 35
+TIMESPEC = struct.Struct("@qq" if struct.calcsize("P") == 8 else "@ll")
+
 Leave = Literal["close", "reset", "half-close"]
+W = TypeVar("W", bound="Wire")
 
 
 class Failed(Exception):
@@ -37,16 +51,67 @@ class Failed(Exception):
         self.failure = failure
 
 
+class StampedSocket(socket.socket):
+    """A socket that keeps the kernel's date of the last bytes read, where there is one."""
+
+    stamp_ns: int | None = None  # on the clock of `time.time_ns`
+
+    def want_stamps(self) -> None:
+        """Have the kernel date what comes, if it can."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                self.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Read as ever, and keep the date. (This is what asyncio calls.)"""
+        data, ancillary, _, _ = self.recvmsg(size, 64, flags)
+        self._keep(ancillary)
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Read as ever, and keep the date. (This is what asyncio calls for TLS.)"""
+        into = memoryview(buffer)[: nbytes or None]
+        size, ancillary, _, _ = self.recvmsg_into([into], 64, flags)
+        self._keep(ancillary)
+        return size
+
+    def _keep(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        self.stamp_ns = None
+        for level, kind, data in ancillary:
+            if (level, kind, len(data)) == (socket.SOL_SOCKET, SO_TIMESTAMPNS, TIMESPEC.size):
+                seconds, nanoseconds = TIMESPEC.unpack(data)
+                self.stamp_ns = seconds * 1_000_000_000 + nanoseconds
+
+    @property
+    def late(self) -> float | None:
+        """Seconds since the kernel had the last bytes read."""
+        if self.stamp_ns is None:
+            return None
+        return max(0, time.time_ns() - self.stamp_ns) / 1e9
+
+
+class Read(NamedTuple):
+    """What one read gave, b"" at end-of-file, or the error that ended the connection."""
+
+    moment: float
+    data: bytes | Exception
+    late: float | None = None
+
+
 class Wire(asyncio.Protocol):
     """One connection; each read is dated by the callback that received it."""
 
     def __init__(self) -> None:
         self.received = self.sent = self.reads = 0
         self.at = 0.0  # the date of the read that `read` returned last
+        self.late: float | None = None  # and the error of that date
         self._origin = 0.0
         self._half_closed = False
-        self._queue: asyncio.Queue[tuple[float, bytes | Exception]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Read] = asyncio.Queue()
+        self._paused = False
+        self._turn = 0.0  # when the loop last had the chance to do something else
         self._lost = asyncio.Event()
+        self._stamped: StampedSocket | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, and see to it that nothing is held back."""
@@ -55,22 +120,33 @@ class Wire(asyncio.Protocol):
         self.socket = cast(socket.socket, transport.get_extra_info("socket"))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def stamped_by(self, connected: StampedSocket) -> None:
+        """Take the dates' errors from this socket."""
+        self._stamped = connected
+
     def data_received(self, data: bytes) -> None:
         """Date one read; stop reading while too many are waiting."""
+        self.hold(data)
+        if self._queue.qsize() >= MAX_HELD_READS:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def hold(self, data: bytes) -> None:
+        """Date one read and keep it for `read`."""
+        moment = time.perf_counter()
+        late = self._stamped.late if self._stamped else None
         self.reads += 1
         self.received += len(data)
-        self._queue.put_nowait((time.perf_counter(), data))
-        if self._queue.qsize() >= MAX_HELD_READS:
-            self.transport.pause_reading()
+        self._queue.put_nowait(Read(moment, data, late))
 
     def eof_received(self) -> bool:
         """Date the server's end-of-file, and keep our half open (TLS has no halves)."""
-        self._queue.put_nowait((time.perf_counter(), b""))
+        self._queue.put_nowait(Read(time.perf_counter(), b""))
         return self.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Date the end of the connection."""
-        self._queue.put_nowait((time.perf_counter(), exc or b""))
+        self._queue.put_nowait(Read(time.perf_counter(), exc or b""))
         self._lost.set()
 
     @property
@@ -98,15 +174,36 @@ class Wire(asyncio.Protocol):
         if delay is not None and delay <= 0:
             return None
         try:
-            async with asyncio.timeout(delay):
-                moment, data = await self._queue.get()
+            read = await self._next(delay)
         except TimeoutError:
             return None
-        self.transport.resume_reading()
-        self.at = moment - self._origin
-        if isinstance(data, Exception):
-            raise Failed(Failure.TRUNCATED, f"connection lost: {os_words(data)}")
-        return data
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        self.at = read.moment - self._origin
+        self.late = read.late
+        if isinstance(read.data, Exception):
+            raise Failed(Failure.TRUNCATED, f"connection lost: {os_words(read.data)}")
+        return read.data
+
+    async def _next(self, delay: float | None) -> Read:
+        """Return the next read; one that is there already is returned without waiting, mostly.
+
+        A server that floods us always has one there, and time-outs and Ctrl-C need their turn.
+        """
+        if not self._queue.empty():
+            now = time.perf_counter()
+            if now - self._turn > TURN_S:
+                await asyncio.sleep(0)
+                self._turn = time.perf_counter()
+            return self._queue.get_nowait()
+        if delay is None:
+            read = await self._queue.get()
+        else:
+            async with asyncio.timeout(delay):
+                read = await self._queue.get()
+        self._turn = time.perf_counter()
+        return read
 
     def leave(self, how: Leave) -> None:
         """Close the connection, or our half of it."""
@@ -139,3 +236,33 @@ def os_words(exc: BaseException) -> str:
     if isinstance(exc, OSError) and exc.errno and not own:
         return os.strerror(exc.errno)
     return str(exc) or type(exc).__name__
+
+
+async def connect(
+    factory: Callable[[], W], host: str, port: int, context: ssl.SSLContext | None
+) -> W:
+    """Open a connection, trying each address of the host in turn; OSError, ssl.SSLError."""
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in addresses:
+        connected = StampedSocket(family, kind, protocol)
+        try:
+            connected.setblocking(False)
+            connected.want_stamps()
+            await loop.sock_connect(connected, address)
+            _, wire = await loop.create_connection(
+                factory, sock=connected, ssl=context, server_hostname=host if context else None
+            )
+        except OSError as exc:  # of which ssl.SSLError is one
+            connected.close()
+            failed = exc
+            if isinstance(exc, ssl.SSLError):
+                break
+        except BaseException:
+            connected.close()
+            raise
+        else:
+            wire.stamped_by(connected)
+            return wire
+    raise failed or OSError(f"no address of {host}")

@@ -6,6 +6,7 @@ import math
 import pytest
 
 import measures
+import tally
 from measures import Event, Failure, Mode, Reply
 
 
@@ -128,17 +129,17 @@ class TestTable:
         reply = Reply("u", Mode.SSE, events=heard)
         if failure:
             reply.fail(failure, "cut")
-        lines = measures.table(reply).splitlines()
+        lines = tally.reply_table(reply).splitlines()
         assert all(line[21] == " " and line[22] != " " for line in lines)
-        assert "nan" not in measures.table(reply)
-        assert "inf" not in measures.table(reply)
+        assert "nan" not in tally.reply_table(reply)
+        assert "inf" not in tally.reply_table(reply)
         assert ("truncated: cut" in lines[0]) == bool(failure)
 
     def test_a_servers_words_cannot_steer_the_terminal(self):
-        assert "\x1b" not in measures.table(Reply("u", Mode.SSE, finish_reason="\x1b[2J"))
+        assert "\x1b" not in tally.reply_table(Reply("u", Mode.SSE, finish_reason="\x1b[2J"))
 
     def test_names_what_was_counted(self):
-        text = measures.table(Reply("u", Mode.SSE, events=REPORT_145, usage=json.loads("{}")))
+        text = tally.reply_table(Reply("u", Mode.SSE, events=REPORT_145, usage=json.loads("{}")))
         assert "100.0 ms (3 by events)" in text
         assert "inter-event gaps" in text
         assert "(n = 2)" in text

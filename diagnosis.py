@@ -1,0 +1,357 @@
+"""Why a stream came as it came: from a reply's dates to a verdict in plain words, with evidence.
+
+    dates of the text events                                        verdict
+    |  |  |  |  |  |  |  |  |  |     one by one                     streams well
+                           ||||||    one burst, at the end          held until the end
+         ||||      ||||      ||||    bursts, silence between        buffered by a hop
+                |  |  |  |  |  |     head at once, text late        head early, text late
+    |  |  |  |           |  |  |     a gap far above the others     stalls
+    |         |         |         |  above 180 ms a token           slower than a reader
+
+A *burst* is what comes between two silences. A burst is *packed* if it holds several events within
+milliseconds: no model writes so fast, so they were written before, one by one, and held. A fast
+server is no hop: at 500 events a second several events share a read, but then there is no silence
+before them. Where most of the text came packed, it was buffered.
+
+A buffer that passes blocks on when they are full leaves its size in the bytes: every burst but the
+last holds the same number of them, and the end of a block cuts an event in two.
+
+A reply can have several findings: how it was paced, how it ended, whether it was compressed. They
+are in order of weight, and the first is the verdict. Only dates and counts go in; so a verdict on
+made-up dates is exact, and tests are tables.
+
+Not here: the dates (`exchange.py`), several replies and printing (`tally.py`, to be read next).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from measures import Event, Failure, Mode, Reply, percentile
+
+# Silent reading at 238 words a minute (Brysbaert 2019) and 1.38 tokens a word: 183 ms a token.
+READER_S = 0.180
+
+# Shorter silences are not noticed by a reader, and are made by batches, radio and schedulers.
+SILENCE_S = 0.150
+# What comes after a silence is packed if it has so many events, each within so much of the last.
+PACKED_EVENTS = 5
+PACKED_S = 0.0005
+# The share of the text events that must come packed; the last block is seldom full.
+PACKED_SHARE = 0.8
+# Fewer text events prove nothing.
+FEWEST_EVENTS = 8
+# A gap is a stall if it is so long, and so many times the median gap.
+STALL_S = 1.0
+STALL_FACTOR = 8
+# Text is late if it comes so long after the head, and the head in the first half of the wait.
+LATE_S = 0.5
+
+BLOCKS = tuple(1024 << power for power in range(9))  # 1 KiB to 256 KiB
+
+
+class Kind(StrEnum):
+    """What can be found, in order of weight."""
+
+    REFUSED = "refused"
+    FAILED = "failed"
+    CUT = "cut"
+    HELD = "held until the end"
+    BUFFERED = "buffered by a hop"
+    HEARTBEATS = "heartbeats only"
+    NOT_A_STREAM = "not a stream"
+    STALLS = "stalls"
+    SLOW = "slower than a reader"
+    LATE = "head early, text late"
+    NO_MARKER = "no end marker"
+    COMPRESSED = "compressed"
+    SHORT = "too short to tell"
+    WELL = "streams well"
+
+
+_WEIGHT = {kind: weight for weight, kind in enumerate(Kind)}
+
+# The kinds that mean: the text was there, and something kept it.
+KEPT = frozenset({Kind.HELD, Kind.BUFFERED})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found: what it is, what that means, and the numbers that show it."""
+
+    kind: Kind
+    words: str
+    evidence: str = ""
+
+    def __str__(self) -> str:
+        shown = f" ({self.evidence})" if self.evidence else ""
+        return f"{self.kind}: {self.words}{shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Text events between two silences: how many, when, and how long it was silent before."""
+
+    count: int
+    began: float
+    ended: float
+    silence: float
+
+    @property
+    def packed(self) -> bool:
+        """Whether no model can have written them in that time."""
+        return (
+            self.silence >= SILENCE_S
+            and self.count >= PACKED_EVENTS
+            and self.ended - self.began <= PACKED_S * (self.count - 1) + PACKED_S
+        )
+
+
+def diagnose(reply: Reply) -> list[Finding]:
+    """Return what there is to say about a reply, the weightiest first; never empty."""
+    findings = [_ending(reply), _coding(reply), *_pacing(reply)]
+    found = [finding for finding in findings if finding is not None]
+    if not found:
+        return [Finding(Kind.SHORT, "it was left before it could be judged")]
+    return sorted(found, key=lambda finding: _WEIGHT[finding.kind])
+
+
+def kinds(reply: Reply) -> list[Kind]:
+    """Return only the kinds of what was found."""
+    return [finding.kind for finding in diagnose(reply)]
+
+
+# How it ended
+
+
+def _ending(reply: Reply) -> Finding | None:
+    why = f"{reply.failure}: {reply.error}"
+    match reply.failure:
+        case None:
+            return _marker(reply)
+        case Failure.CANCELLED:
+            return None
+        case Failure.NOT_A_STREAM:
+            words = 'the reply is a whole document; was a stream asked for ("stream": true)?'
+            return Finding(Kind.NOT_A_STREAM, words, why)
+        case Failure.TRUNCATED:
+            words = "the connection broke before the message was over: a crash, a time-out of a hop"
+            return Finding(Kind.CUT, words, why)
+        case Failure.NO_END_MARKER:
+            words = (
+                "the message ended as if complete, without an end marker or a finish reason:"
+                " the server failed, or a hop hid a cut"
+            )
+            return Finding(Kind.CUT, words, why)
+        case Failure.IN_BAND | Failure.PROTOCOL | Failure.TIMEOUT:
+            return Finding(Kind.FAILED, "it did not come to its end", why)
+        case _:
+            return Finding(Kind.REFUSED, "there is no reply to judge", why)
+
+
+def _marker(reply: Reply) -> Finding | None:
+    if reply.end is not None or reply.mode is Mode.TEXT:
+        return None
+    return Finding(
+        Kind.NO_MARKER,
+        "a client that waits for [DONE] would take this for a cut",
+        f"the last word was finish reason {reply.finish_reason!r}",
+    )
+
+
+def _coding(reply: Reply) -> Finding | None:
+    if not reply.coding:
+        return None
+    words = "a compressor keeps pieces back until it has enough, unless it is flushed after each"
+    shown = f"Content-Encoding: {reply.coding}"
+    dates = [arrival.at for arrival in reply.arrivals if arrival.content]
+    if reply.failure is Failure.CODING and dates:  # its bytes have dates where its text has none
+        shown += f"; its bytes came in {len(dates)} reads, {_ms(dates[0])} to {_ms(dates[-1])}"
+    return Finding(Kind.COMPRESSED, words, shown)
+
+
+# How it was paced
+
+
+def _pacing(reply: Reply) -> list[Finding]:
+    events = [event for event in reply.events if event.text or event.reasoning]
+    if not events:
+        return _without_text(reply)
+    if reply.mode is Mode.JSON:
+        return [Finding(Kind.NOT_A_STREAM, "one document, as asked for: all text at once")]
+    if reply.left is not None and len(events) < FEWEST_EVENTS:
+        return []
+    bursts = bursts_of(events)
+    packed = [burst for burst in bursts if burst.packed]
+    if (
+        sum(burst.count for burst in packed)
+        >= PACKED_SHARE * len(events)
+        >= PACKED_SHARE * FEWEST_EVENTS
+    ):
+        return [_kept(reply, events, bursts, packed)]
+    findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
+    if not any(finding.kind in (Kind.STALLS, Kind.SLOW) for finding in findings):
+        findings.append(_steady(events))
+    return findings
+
+
+def _without_text(reply: Reply) -> list[Finding]:
+    beats = reply.comments + reply.pings
+    if beats:
+        words = (
+            "the connection is alive and no text comes: queued, stuck, or text this reader misses"
+        )
+        return [Finding(Kind.HEARTBEATS, words, f"{beats} heartbeats, {len(reply.events)} events")]
+    if reply.failure is None:
+        seen = f"{len(reply.events)} events"
+        return [Finding(Kind.SHORT, "the reply is complete and has no text", seen)]
+    return []
+
+
+def bursts_of(events: Sequence[Event]) -> list[Burst]:
+    """Return the text events as bursts; the first silence begins with the request."""
+    dates = [event.at for event in events]
+    starts = [0, *(i for i, (a, b) in enumerate(pairwise(dates), 1) if b - a >= SILENCE_S)]
+    bursts, before = [], 0.0
+    for start, end in pairwise([*starts, len(dates)]):
+        group = dates[start:end]
+        bursts.append(Burst(len(group), group[0], group[-1], group[0] - before))
+        before = group[-1]
+    return bursts
+
+
+def _kept(
+    reply: Reply, events: Sequence[Event], bursts: Sequence[Burst], packed: Sequence[Burst]
+) -> Finding:
+    last = bursts[-1]
+    if last.packed and last.count >= 0.9 * len(events):
+        head = "with them" if _head_with_text(reply) else f"at {_ms(reply.first_byte)}"
+        words = "something collects the whole reply before it passes it on"
+        return Finding(
+            Kind.HELD,
+            words,
+            f"{last.count} of {len(events)} text events within {_ms(last.ended - last.began)},"
+            f" after {_ms(last.silence)} of silence; the head came {head}",
+        )
+    sizes = burst_sizes(reply)
+    silence = percentile([burst.silence for burst in packed], 50) or 0.0
+    count = percentile([burst.count for burst in packed], 50)
+    shown = f"{len(packed)} bursts of about {count} events, {_ms(silence)} of silence before each"
+    block = block_size(sizes)
+    if block:
+        held = (
+            f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+        )
+        shown += f"; each holds {held} bytes: blocks of {block // 1024} KiB"
+    elif sizes:
+        shown += f"; {min(sizes):,} to {max(sizes):,} bytes each, no common block size"
+    return Finding(Kind.BUFFERED, "a hop collects pieces and passes them on in blocks", shown)
+
+
+def burst_sizes(reply: Reply) -> list[int]:
+    """Return the content bytes of each burst of reads but the last, which is seldom full."""
+    ends, total = [], 0
+    last = 0.0
+    for arrival in reply.arrivals:
+        if arrival.content and arrival.at - last >= SILENCE_S and total:
+            ends.append(total)
+        if arrival.content:
+            last, total = arrival.at, arrival.content
+    return [b - a for a, b in pairwise([0, *ends])]
+
+
+def block_size(sizes: Sequence[int]) -> int | None:
+    """Return the buffer that bursts of these sizes filled; None if they have none in common.
+
+    The first burst may be smaller: a head shared its buffer. The framing between two hops may have
+    taken up to a third of a block, so the block is the smallest power of two that holds each.
+    """
+    full = sizes[1:] if len(sizes) > 2 else sizes
+    if not full or max(sizes) > BLOCKS[-1]:
+        return None
+    block = next(size for size in BLOCKS if size >= max(full))
+    alike = min(full) >= 0.9 * max(full) and max(full) >= 0.66 * block
+    return block if alike else None
+
+
+def _head_with_text(reply: Reply) -> bool:
+    first, head = reply.first_text, reply.first_byte
+    return first is not None and head is not None and first - head < SILENCE_S
+
+
+def _late(reply: Reply) -> Finding | None:
+    head, first = reply.first_byte, reply.first_generated
+    if head is None or first is None or first - head < LATE_S or head > first / 2:
+        return None
+    words = "the server answered at once and wrote later: queued, or a long prefill"
+    return Finding(Kind.LATE, words, f"head at {_ms(head)}, first text at {_ms(first)}")
+
+
+def _stalls(reply: Reply) -> Finding | None:
+    dates = [event.at for event in reply.events if event.text or event.reasoning]
+    gaps = [(later - earlier, earlier) for earlier, later in pairwise(dates)]
+    usual = percentile([gap for gap, _ in gaps], 50) or 0.0
+    stalls = [(gap, at) for gap, at in gaps if gap >= max(STALL_S, STALL_FACTOR * usual)]
+    if not stalls or len(gaps) < FEWEST_EVENTS:
+        return None
+    longest, at = max(stalls)
+    words = "it flows, then it stops for a while: look at the server's load, or at a lossy network"
+    return Finding(
+        Kind.STALLS,
+        words,
+        f"{len(stalls)} of {len(gaps)} gaps, the longest {_ms(longest)} at {_ms(at)};"
+        f" the median gap is {_ms(usual)}",
+    )
+
+
+def _slow(reply: Reply) -> Finding | None:
+    token = reply.time_per_output_token()
+    if token.seconds is None or token.seconds <= READER_S or token.count < FEWEST_EVENTS:
+        return None
+    words = f"a reader waits for it; silent reading takes {_ms(READER_S)} a token"
+    counted = f"{_ms(token.seconds)} a token, counted by {token.counted}"
+    return Finding(Kind.SLOW, words, counted)
+
+
+def _steady(events: Sequence[Event]) -> Finding:
+    span = events[-1].at - events[0].at
+    at_once = len({event.at for event in events}) == 1 or span <= PACKED_S * len(events)
+    if len(events) < FEWEST_EVENTS or at_once:
+        words = "ask for a longer reply"
+        shown = f"{len(events)} text events within {_ms(span)}"
+        return Finding(Kind.SHORT, words, shown)
+    gaps = [later.at - earlier.at for earlier, later in pairwise(events)]
+    shown = (
+        f"{len(events)} text events over {_ms(span)}, {len(gaps) / span:,.0f} a second,"
+        f" the longest gap {_ms(max(gaps))}"
+    )
+    return Finding(Kind.WELL, "text comes as it is written", shown)
+
+
+# Several replies, and two paths
+
+
+def verdict(replies: Sequence[Sequence[Kind]]) -> Kind:
+    """Return the verdict on most of these replies, of equals the weightiest."""
+    counts = Counter(found[0] for found in replies)
+    return min(counts, key=lambda kind: (-counts[kind], _WEIGHT[kind]))
+
+
+def compare(first: Kind, second: Kind) -> str:
+    """Say where it goes wrong, from the verdicts on a path and on the one it was run against."""
+    kept = first in KEPT, second in KEPT
+    if kept == (True, True):
+        return "both are held back: in the server itself, or in a hop that both paths share"
+    if kept == (True, False):
+        return "the hop is on the first path and not on the second: what lies between them buffers"
+    if kept == (False, True):
+        return "the hop is on the second path (--against) and not on the first"
+    if first == second:
+        return f"both paths behave alike: {first}"
+    return f"neither path buffers; the first: {first}; the second: {second}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "n/a" if seconds is None else f"{seconds * 1000:,.1f} ms"
