@@ -65,6 +65,8 @@ _DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume
 _NATIVE = ("model", "prompt", "messages", *_SAMPLING, *_DELIVERY)
 # The one that is served, or the stand-in beside it.
 MODELS = ("default", "simulated")
+# Of the faults on demand, those that a single JSON body can't have.
+FOR_STREAMS = ("garbage_after", "split_at")
 # Longer than this is not streaming any more.
 MAX_FLUSH_MS = 10_000
 MAX_FLUSH_TOKENS = MAX_HOLD_BACK = 1000
@@ -118,10 +120,10 @@ def parse_native(
         if name not in _NATIVE and name not in fault_names:
             raise BadRequest(f"unknown field {name[:100]!r}", name[:100])
     body = without_nulls(body)
-    if not stream:
-        for name in ("resume", "garbage_after", "split_at"):
-            if body.get(name):
-                raise BadRequest(f"{name} is for streams", name)
+    # Of the other fields of delivery a whole reply has what they ask for: usage, and one group.
+    for name in () if stream else ("events", "resume", *FOR_STREAMS):
+        if body.get(name) not in (None, False, "plain"):
+            raise BadRequest(f"{name} is for streams", name)
     given = {name: body[name] for name in _SAMPLING if name in body}
     if "stop" in given:
         given["stop"] = stops(given["stop"])

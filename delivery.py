@@ -527,6 +527,8 @@ class Delivery:
             ask = self.streamed.parse(_message_body(message))
             if ask.resume:
                 raise BadRequest("resume is for /stream", "resume")
+            if ask.events != "plain":
+                raise BadRequest("events is for event streams", "events")
             entry = await self._begin("/ws", ask)
         except TimeoutError:
             await session.close(*((1001, "") if self.stopping else (1008, "no request came")))

@@ -3,7 +3,8 @@
 The same `submit` and `Generation` as `engine.py`, with nothing installed but Python. A token is a
 word; each word comes `delay_ms` plus or minus `jitter_ms` (evenly spread) after the one before,
 the first one `first_delay_ms` later still. The same prompt and seed give the same words on the
-same schedule, on any machine: what differs between two ways of delivery is then the delivery.
+same schedule, on any machine: what differs between two ways of delivery is then the delivery. A
+stop string ends the reply as it would a model's.
 
 A request can ask for a schedule of its own (`delay_ms`, `jitter_ms`, `first_delay_ms`), and for
 faults, which strike after so many words:
@@ -28,6 +29,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from detokenizer import StopStrings
 from engine import Prompt, token_ids
 from generation import BadRequest, EngineDown, Generation, SamplingParams
 
@@ -157,6 +159,7 @@ class Schedule:
         self._params = params
         self._draw = draw
         self._faults = faults
+        self._stops = StopStrings(params.stop)
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + first_delay_s
         self._timer: asyncio.TimerHandle | None = None
@@ -184,13 +187,16 @@ class Schedule:
         if generation.completion_tokens == self._faults.get("stall_after"):
             return
         word = self._draw.choice(WORDS)
-        piece = f" {word}" if generation.completion_tokens else word.capitalize()
+        text = f" {word}" if generation.completion_tokens else word.capitalize()
+        piece = self._stops.add(text)
         generation.completion_tokens += 1
         since_submit = time.monotonic() - generation.submitted
         generation.timings.last_token = since_submit
         if generation.timings.first_token is None:
             generation.timings.first_token = since_submit
-        if generation.completion_tokens == self._params.max_tokens:
+        if self._stops.matched is not None:
+            self._end(piece, "stop")
+        elif generation.completion_tokens == self._params.max_tokens:
             self._end(piece, "length")
         else:
             generation.deliver(piece)
@@ -209,7 +215,8 @@ class Schedule:
             self._timer.cancel()
         if self.generation.finish_reason is None:
             self._engine.forget(self)
-            self.generation.deliver(piece, finish_reason)
+            self.generation.matched_stop = self._stops.matched
+            self.generation.deliver(piece + self._stops.finish(), finish_reason)
 
 
 class Cut(Exception):

@@ -273,6 +273,7 @@ BAD_FIELDS: list[tuple[str, list[Any]]] = [
     ("presence_penalty", [9]),
     ("n", [2]),
     ("stream", [True]),
+    ("logprobs", [0, 5, True]),
     ("Prompt", ["a"]),
     ("", ["a"]),
 ]  # fmt: skip
@@ -285,6 +286,19 @@ def asking(name: str, value: Any) -> dict[str, Any]:
 
 class TestFields:
     """Every field is checked before a stream begins, and refused by its name."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("events", "named"), ("events", "bare"), ("resume", True), ("garbage_after", 1),
+         ("split_at", 1)],
+    )  # fmt: skip
+    async def test_what_only_a_stream_can_have(self, name: str, value: Any) -> None:
+        """Not passed over in silence; what a whole reply has in any case may be asked for."""
+        async with serving() as running:
+            answer = await running.ask("POST", "/complete", {**SEEDED, name: value})
+            assert (answer.status, error_of(answer)["field"]) == (400, name)
+            given = {"usage": True, "events": "plain", "flush_tokens": 3, "resume": False}
+            assert (await running.ask("POST", "/complete", {**SEEDED, **given})).status == 200
 
     @pytest.mark.parametrize("route", ["/complete", "/stream"])
     async def test_bad_values(self, route: str) -> None:

@@ -155,7 +155,8 @@ class TestReply:
     @pytest.mark.parametrize(
         "message",
         ["", "x", "[]", "null", '{"prompt": "a"', "{}", '{"stop": true}', '{"prompt": NaN}',
-         '{"prompt": "a", "events": "x"}', '{"prompt": "\\ud800"}', "[" * 100_000],
+         '{"prompt": "a", "events": "x"}',
+         '{"prompt": "a", "events": "named"}', '{"prompt": "\\ud800"}', "[" * 100_000],
         ids=lambda text: text[:20] or "empty",
     )  # fmt: skip
     async def test_no_request(self, message: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -58,8 +59,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     assert not [timer for *_, timer in clock.timers if not timer.cancelled], "a timer is left"
 
 
-def params(max_tokens: int = 20, seed: int | None = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, seed=seed)
+def params(max_tokens: int = 20, seed: int | None = 1, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, **more)
 
 
 Heard = list[tuple[float, str]]
@@ -190,6 +191,34 @@ class TestReply:
         with pytest.raises(BadRequest, match="the simulated engine") as caught:
             SimulatedEngine().submit("a", SamplingParams(**{field: value}))
         assert caught.value.field == field
+
+    def test_a_stop_string(self, clock: Clock) -> None:
+        """It may span words; what may become one is held, and no more than that."""
+        words = "".join(piece for _, piece in schedule(clock, SimulatedEngine(), max_tokens=9))
+        third = words.split()[2]
+        stop = words[words.index(third) - 2 : words.index(third) + 2]
+        generation = SimulatedEngine().submit("a b", params(9, stop=("zebra", stop)))
+        heard = listen(clock, generation)
+        clock.run()
+        text = "".join(piece for _, piece in heard)
+        assert text == words[: words.index(stop)]
+        assert (generation.finish_reason, generation.matched_stop) == ("stop", stop)
+        assert generation.completion_tokens == 3
+
+    @pytest.mark.parametrize("end", ["length", "cancelled", "error"])
+    def test_what_was_held_for_a_stop_string_is_not_lost(self, clock: Clock, end: str) -> None:
+        words = [piece for _, piece in schedule(clock, SimulatedEngine(), max_tokens=2)]
+        faults = {"fail_after": 2} if end == "error" else {}
+        asked = params(2 if end == "length" else 9, stop=(f"{words[1]}!",))
+        generation = SimulatedEngine().submit("a b", asked, faults)
+        heard = listen(clock, generation)
+        clock.run(clock.now + 0.09 if end == "cancelled" else math.inf)
+        if end == "cancelled":
+            assert [piece for _, piece in heard] == words[:1]
+            generation.cancel()
+            clock.run()
+        assert "".join(piece for _, piece in heard) == "".join(words)
+        assert generation.finish_reason == end
 
     def test_cancel(self, clock: Clock) -> None:
         engine = SimulatedEngine(delay_ms=10, jitter_ms=0)
