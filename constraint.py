@@ -16,9 +16,17 @@ expressions, some 50 microseconds a token (https://github.com/guidance-ai/llguid
 What is allowed is narrower than JSON, since a small model that may write white space or digits for
 ever does so. Outside of strings there is no white space but one space after a comma or a colon, as
 models write it, and no line end. No run of digits that may end goes on beyond 17, which tell any
-double from all others (RFC 8259 section 6 expects no more of a reader). Strings and arrays are as
-long as the schema lets them be: `maxLength` and `maxItems` keep a talkative model from its token
-limit, which cuts a document like any other reply.
+double from all others (RFC 8259 section 6 expects no more of a reader).
+
+A model may talk on in a string or an array until it comes to its token limit. Near that limit the
+way out is kept in sight: ids that would complete the document from here. A token after which there
+is no way out that is short enough is not taken, but the next one of the way out is.
+
+    {"city": "Par         seven ids left, way out of six: "   ,"   ra   iny   ":   true}
+                          one more of the city's name may come, if it leaves that way open
+
+So a document is cut short only where the limit has no room for a short one. (The way out that is
+found is not always the shortest there is; from within a `pattern` none may be found.)
 
 Which schemas: draft 2020-12 as far as llguidance goes, which is more than OpenAI's strict mode asks
 for (https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md): objects, arrays,
@@ -48,6 +56,12 @@ from llguidance.hf import from_tokenizer
 from weights import ModelError
 
 Ids = npt.NDArray[np.intp]
+
+# The way out is looked for when so many ids are left, and one for each of the schema's characters:
+# to end what one token may begin, an object with all that it must have, takes fewer ids than that.
+REACH = 256
+# What is tried first on the way out, in this order; in a string only its end.
+_CLOSING = tuple(b'}]":0ntf-,[{'[i : i + 1] for i in range(12))
 
 # Compiled schemas that are kept; the largest take 8 MB each.
 KEPT_GRAMMARS = 16
@@ -82,8 +96,11 @@ class Vocabulary:
             raise ModelError(
                 f"no schema can be matched with the model's tokenizer ({error}): choose another"
             ) from error
-        raws = ((id, self.raw(id)) for id in range(self._tokenizer.vocab_size))
-        self.digits = np.array([id for id, raw in raws if raw[:1].isdigit()], np.intp)
+        raws = [self.raw(id) for id in range(self._tokenizer.vocab_size)]
+        self.digits = np.array([id for id, raw in enumerate(raws) if raw[:1].isdigit()], np.intp)
+        ids = {raw: id for id, raw in enumerate(raws) if len(raw) == 1}
+        self.closing = [ids[raw] for raw in _CLOSING if raw in ids]
+        self.quotes = [ids[b'"']] if b'"' in ids else []
         self._grammar = lru_cache(KEPT_GRAMMARS)(self._compile)
 
     def raw(self, token: int) -> bytes:
@@ -102,7 +119,7 @@ class Vocabulary:
             text = json.dumps(schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from error
-        return Constraint(self, self._grammar(text).deep_copy())
+        return Constraint(self, self._grammar(text).deep_copy(), REACH + len(text))
 
     def _compile(self, text: str) -> LLMatcher:
         if len(text) > MAX_CHARACTERS:
@@ -134,9 +151,12 @@ class Vocabulary:
 class Constraint:
     """Where one reply stands in its schema's grammar; for one thread at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, reach: int) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._reach = reach
+        self._way_out: list[int] | None = None  # ids, the end of the reply included if it takes one
+        self._lost = False  # no way out was short enough
         # The document's last bytes, complete strings left out: with a quote, it is in a string.
         self._tail = b""
 
@@ -167,13 +187,79 @@ class Constraint:
         """Take note of the id that was chosen; RuntimeError when it was not allowed."""
         self._matcher.consume_token(token)
         self._check_matcher()
-        tail = _STRING.sub(b"", self._tail + self._vocabulary.raw(token))
-        self._tail = tail if b'"' in tail else tail[-MAX_DIGITS:]
+        self._tail = _tail(self._tail + self._vocabulary.raw(token))
+
+    def in_time(self, token: int, left: int) -> int:
+        """Return `token`, or the one to take in its place so that the document ends in time.
+
+        `token` is one of those allowed, `left` how many the reply may still have, this one
+        included. What is returned has to be taken.
+        """
+        if left > self._reach or self._lost or token in self._vocabulary.eos_ids:
+            return token
+        if self._way_out is None:
+            self._way_out = self._find_way_out([], left)
+            if self._way_out is None:
+                self._lost = True
+                return token
+        # Within a string most tokens leave the way out as it is, which is soon seen.
+        if len(self._way_out) < left and self._completes([token, *self._way_out]):
+            return token
+        after = self._find_way_out([token], left - 1)
+        if after is None:
+            token, *after = self._way_out
+        self._way_out = after
+        return token
+
+    def _completes(self, ids: list[int]) -> bool:
+        """Whether the document is complete after these."""
+        walk = self._matcher.deep_copy()
+        ends = ids[-1] in self._vocabulary.eos_ids
+        text = ids[:-1] if ends else ids
+        if walk.try_consume_tokens(text) < len(text):
+            return False
+        complete: bool = walk.is_accepting() if ends else walk.is_stopped()
+        return complete
+
+    def _find_way_out(self, ids: list[int], limit: int) -> list[int] | None:
+        """Return at most `limit` ids that complete the document after `ids`, or None."""
+        walk = self._matcher.deep_copy()
+        walk.try_consume_tokens(ids)
+        tail = _tail(self._tail + b"".join(map(self._vocabulary.raw, ids)))
+        found: list[int] = []
+        while not walk.is_stopped() and len(found) <= limit:
+            if walk.is_accepting():
+                found += self._vocabulary.eos_ids[:1]
+                break
+            step = self._step_out(walk, b'"' in tail)
+            if walk.try_consume_tokens(step) < len(step):
+                return None
+            found += step
+            tail = _tail(tail + b"".join(map(self._vocabulary.raw, step)))
+        return found if len(found) <= limit else None
+
+    def _step_out(self, walk: LLMatcher, in_string: bool) -> list[int]:
+        """What closes something if it can, else what has to come, else anything that may."""
+        closing = self._vocabulary.quotes if in_string else self._vocabulary.closing
+        for id in closing:
+            if walk.validate_tokens([id]):
+                return [id]
+        forced: list[int] = walk.compute_ff_tokens()
+        if forced:
+            return forced
+        allowed = np.flatnonzero(np.frombuffer(walk.compute_logit_bias(), np.uint8))
+        return [int(allowed[0])]
 
     def _check_matcher(self) -> None:
         if self._matcher.is_error():
             line = self._matcher.get_error().partition("\n")[0]
             raise RuntimeError(f"the schema could not be followed: {line}")
+
+
+def _tail(text: bytes) -> bytes:
+    """The end of a document without its complete strings: with a quote, it ends in a string."""
+    tail = _STRING.sub(b"", text)
+    return tail if b'"' in tail else tail[-MAX_DIGITS:]
 
 
 def _check(schema: object) -> None:

@@ -372,6 +372,8 @@ class Engine:
             return  # it left during this pass: what the pass found out is for nobody
         allowed = None if run.constraint is None else run.constraint.allowed()
         token = self.model.choose(logits, index, run.params, run.ids, run.random, allowed)
+        if run.constraint is not None:
+            token = run.constraint.in_time(token, self._left(run))
         if run.params.logprobs is not None and token not in self.model.eos_ids:
             run.untold.append((run.known, self._logprob(logits, index, token, run.params.logprobs)))
         run.ids.append(token)
@@ -396,16 +398,17 @@ class Engine:
         if token in self.model.eos_ids:
             return run.flush(), "stop"
         piece = run.add(token)
-        if run.stops.matched is None and not run.complete and not self._at_limit(run):
+        if run.stops.matched is None and not run.complete and self._left(run) > 0:
             return piece, None
         if run.stops.matched is None:
             piece += run.flush()  # which may complete a stop string
         stopped = run.complete or run.stops.matched is not None
         return piece, "stop" if stopped else "length"
 
-    def _at_limit(self, run: Run) -> bool:
+    def _left(self, run: Run) -> int:
+        """How many tokens the reply may still have."""
         sampled = len(run.ids) - len(run.prompt)
-        return sampled >= run.params.max_tokens or len(run.ids) >= self.model.context
+        return min(run.params.max_tokens - sampled, self.model.context - len(run.ids))
 
     def _finish(self, run: Run, piece: str, finish_reason: str) -> None:
         if run.row >= 0:

@@ -31,6 +31,9 @@ class Constraint(Protocol):
     def allowed(self) -> Any:
         """The ids that may come next, as the model's `choose` takes them."""
 
+    def in_time(self, token: int, left: int) -> int:
+        """`token`, or what to take in its place to be complete within `left` ids, it included."""
+
     def accept(self, token: int) -> None:
         """Take note of the id that was chosen."""
 

@@ -25,6 +25,9 @@ class FakeConstraint:
     def allowed(self) -> list[int]:
         return [self.rest[0]]
 
+    def in_time(self, token: int, left: int) -> int:
+        return token
+
     def accept(self, token: int) -> None:
         assert token == self.rest[0]
         self.rest = self.rest[1:]
