@@ -122,7 +122,7 @@ def parse_native(
     body = without_nulls(body)
     # Of the other fields of delivery a whole reply has what they ask for: usage, and one group.
     for name in () if stream else ("events", "resume", *FOR_STREAMS):
-        if body.get(name) not in (None, False, "plain"):
+        if body.get(name) not in (None, False, "plain", "bare"):
             raise BadRequest(f"{name} is for streams", name)
     given = {name: body[name] for name in _SAMPLING if name in body}
     if "stop" in given:

@@ -289,7 +289,7 @@ class TestFields:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("events", "named"), ("events", "bare"), ("resume", True), ("garbage_after", 1),
+        [("events", "named"), ("resume", True), ("garbage_after", 1),
          ("split_at", 1)],
     )  # fmt: skip
     async def test_what_only_a_stream_can_have(self, name: str, value: Any) -> None:
