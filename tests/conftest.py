@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from browser import FLAGS
 from hypothesis import settings
 from require import require, require_program
 
@@ -24,6 +26,17 @@ def real_model():
     import lm
 
     return lm.LanguageModel.load()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium():
+    """A browser for all tests that run in the session's event loop."""
+    playwright = require("playwright.async_api")
+    program = require_program("chromium")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        await browser.close()
 
 
 @pytest.fixture(scope="session")

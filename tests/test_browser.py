@@ -1,31 +1,28 @@
 """Chromium against the server: fetch, EventSource and WebSocket, from its own page and from others.
 
-Each test is a few lines of JavaScript in a page; what they return is posted back to the page's
-server. A page on another port is another origin, though the same site.
+Each test is a few lines of JavaScript, and looks at what they return. A page on another port is
+another origin, though the same site.
 """
 
 import asyncio
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+import pytest
 from fakes import FakeModel
-from require import require_program
 from serving import Running, eventually, serving
 
-from connection import Exchange
 from engine import Engine
 from simulated import SimulatedEngine
 
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
---disable-background-networking --disable-component-update --disable-sync"""
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 SEEDED = {"prompt": "One, two,", "max_tokens": 12, "seed": 7}
 ENDLESS = {"prompt": "a", "max_tokens": 1_000_000}
 
-PAGE = """<!doctype html><meta charset="utf-8"><script>
+SCRIPT = """
 const type = {"content-type": "application/json"};
 const post = (path, body, options) => fetch(path, {
   method: "POST", headers: type, body: JSON.stringify(body), ...options});
@@ -51,52 +48,31 @@ async function read(response, onpiece = () => {}) {
     onpiece(text);
   }
 }
-(async () => { %s })()
-  .catch(error => ({failed: String(error)}))
-  .then(result => post("/result", result ?? null));
-</script>"""
+(async () => { %s })().catch(error => ({failed: String(error)}));
+"""
 
 
 class Browser:
-    def __init__(self, running: Running) -> None:
-        self.results: asyncio.Queue[Any] = asyncio.Queue()
-        self.script = ""
+    """A tab with a document of this server that has no script and no policy of its own."""
+
+    def __init__(self, chromium: Any, running: Running) -> None:
+        self.chromium = chromium
         self.origin = f"http://127.0.0.1:{running.port}"
-        running.server._routes["/page"] = {"GET": self._page}
-        running.server._routes["/result"] = {"POST": self._result}
-
-    async def _page(self, exchange: Exchange) -> None:
-        page = PAGE % self.script
-        exchange.respond(200, page.encode(), "text/html; charset=utf-8")
-
-    async def _result(self, exchange: Exchange) -> None:
-        self.results.put_nowait(json.loads(await exchange.content()))
-        exchange.respond_empty(204)
 
     @asynccontextmanager
-    async def page(self, profile: Path, script: str) -> AsyncIterator[None]:
-        """Have a browser open a page that runs `script`, for as long as the block lasts."""
-        self.script = script
-        program = require_program("chromium")
-        process = await asyncio.create_subprocess_exec(
-            program, *FLAGS.split(), f"--user-data-dir={profile}", self.origin + "/page",
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+    async def page(self) -> AsyncIterator[Any]:
+        context = await self.chromium.new_context()
         try:
-            yield
+            page = await context.new_page()
+            await page.goto(self.origin + "/health")
+            yield page
         finally:
-            process.terminate()
-            async with asyncio.timeout(20):
-                await process.wait()
+            await context.close()
 
-    async def result(self) -> Any:
-        async with asyncio.timeout(30):
-            return await self.results.get()
-
-    async def run(self, profile: Path, script: str) -> Any:
+    async def run(self, script: str) -> Any:
         """What the script returns."""
-        async with self.page(profile, script):
-            return await self.result()
+        async with self.page() as page, asyncio.timeout(30):
+            return await page.evaluate(SCRIPT % script)
 
 
 def engine() -> SimulatedEngine:
@@ -113,24 +89,24 @@ def started(running: Running) -> int:
 
 
 class TestFetch:
-    async def test_stream(self, tmp_path: Path) -> None:
+    async def test_stream(self, chromium: Any) -> None:
         script = f"""
             const response = await post("/stream", {json.dumps(SEEDED)});
             return {{...await read(response), coding: response.headers.get("content-encoding")}};"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert told.pop("reads") > 6  # each piece when it is made, not all at the end
             assert told == {"text": await whole_text(running), "done": True, "coding": None}
 
-    async def test_any_text(self, tmp_path: Path) -> None:
+    async def test_any_text(self, chromium: Any) -> None:
         awkward = "a\x0b\x1c\x85\u2028\u2029\r\n\rb é 你 \U0001f600 </script>"
         data = [*awkward.encode(), 256]
         model = FakeModel(script=lambda history: data[len(history) - 1])
         script = 'return read(await post("/stream", {prompt: "x"}));'
         async with serving(Engine(model)) as running:
-            assert (await Browser(running).run(tmp_path, script))["text"] == awkward
+            assert (await Browser(chromium, running).run(script))["text"] == awkward
 
-    async def test_stop_button(self, tmp_path: Path) -> None:
+    async def test_stop_button(self, chromium: Any) -> None:
         """Field report 158, as far as it is the server's: `abort()` frees the row."""
         script = f"""
             const control = new AbortController();
@@ -139,28 +115,29 @@ class TestFetch:
             return read(response, text => {{ if (text.length > 20) control.abort(); }})
               .catch(error => error.name);"""
         async with serving(engine()) as running:
-            assert await Browser(running).run(tmp_path, script) == "AbortError"
+            assert await Browser(chromium, running).run(script) == "AbortError"
             await eventually(lambda: running.server.engine.running == 0)
             assert running.server.entries[0].client_left
 
-    async def test_closed_tab(self, tmp_path: Path) -> None:
+    async def test_closed_tab(self, chromium: Any) -> None:
         script = f'return read(await post("/stream", {json.dumps(ENDLESS)}));'
         async with serving(engine()) as running:
-            async with Browser(running).page(tmp_path, script):
+            async with Browser(chromium, running).page() as page:
+                await page.evaluate("() => {" + SCRIPT % script + "}")
                 await eventually(lambda: running.server.engine.running == 1, 20)
             await eventually(lambda: running.server.engine.running == 0)
 
-    async def test_a_cut_is_an_error(self, tmp_path: Path) -> None:
+    async def test_a_cut_is_an_error(self, chromium: Any) -> None:
         body = {**SEEDED, "truncate_after": 3}
         script = f'return read(await post("/stream", {json.dumps(body)}));'
         async with serving(engine()) as running:
-            assert "TypeError" in (await Browser(running).run(tmp_path, script))["failed"]
+            assert "TypeError" in (await Browser(chromium, running).run(script))["failed"]
 
 
 class TestEventSource:
     QUERY = "prompt=One,+two,&max_tokens=12&seed=7"
 
-    async def test_named_events(self, tmp_path: Path) -> None:
+    async def test_named_events(self, chromium: Any) -> None:
         script = f"""
             const source = new EventSource("/stream?events=named&{self.QUERY}");
             let text = "";
@@ -169,11 +146,11 @@ class TestEventSource:
             source.close();
             return {{text, reason: JSON.parse(done.data).finish_reason}};"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert started(running) == 1
             assert told == {"text": await whole_text(running), "reason": "length"}
 
-    async def test_left_alone(self, tmp_path: Path) -> None:
+    async def test_left_alone(self, chromium: Any) -> None:
         """Field report 35: it reconnects after the end, is told 204, and gives up."""
         script = f"""
             const source = new EventSource("/stream?{self.QUERY}");
@@ -182,12 +159,12 @@ class TestEventSource:
             await until(() => source.readyState === EventSource.CLOSED);
             return told;"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert told.pop() == "[DONE]"
             assert len(told) == 12
             assert started(running) == 1
 
-    async def test_cut_off(self, tmp_path: Path) -> None:
+    async def test_cut_off(self, chromium: Any) -> None:
         """Field report 37: it goes on where it was, each piece once."""
         script = f"""
             const source = new EventSource("/stream?resume=true&truncate_after=5&{self.QUERY}");
@@ -199,22 +176,22 @@ class TestEventSource:
             source.close();
             return {{text, errors}};"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert started(running) == 1
             assert told == {"text": await whole_text(running), "errors": 1}
 
-    async def test_refused(self, tmp_path: Path) -> None:
+    async def test_refused(self, chromium: Any) -> None:
         """A 400 is final: the browser does not try again."""
         script = """
             const source = new EventSource("/stream?prompt=");
             await new Promise(resolve => source.onerror = resolve);
             return source.readyState;"""
         async with serving(engine()) as running:
-            assert await Browser(running).run(tmp_path, script) == 2
+            assert await Browser(chromium, running).run(script) == 2
 
 
 class TestWebSocket:
-    async def test_reply(self, tmp_path: Path) -> None:
+    async def test_reply(self, chromium: Any) -> None:
         script = f"""
             const socket = await opened(new WebSocket("ws://" + location.host + "/ws"));
             const told = [];
@@ -224,12 +201,12 @@ class TestWebSocket:
             const {{code, wasClean}} = await closed;
             return {{told, code, wasClean, extensions: socket.extensions}};"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert (told["code"], told["wasClean"], told["extensions"]) == (1000, True, "")
             assert told["told"].pop()["done"] is True
             assert "".join(m["text"] for m in told["told"]) == await whole_text(running)
 
-    async def test_stop(self, tmp_path: Path) -> None:
+    async def test_stop(self, chromium: Any) -> None:
         script = f"""
             const socket = await opened(new WebSocket("ws://" + location.host + "/ws"));
             let count = 0, last;
@@ -240,11 +217,11 @@ class TestWebSocket:
             socket.send('{json.dumps(ENDLESS)}');
             return {{code: (await closed).code, last}};"""
         async with serving(engine()) as running:
-            told = await Browser(running).run(tmp_path, script)
+            told = await Browser(chromium, running).run(script)
             assert told["code"] == 1000
             assert told["last"]["finish_reason"] == "cancelled"
 
-    async def test_closed_in_the_middle(self, tmp_path: Path) -> None:
+    async def test_closed_in_the_middle(self, chromium: Any) -> None:
         script = f"""
             const socket = await opened(new WebSocket("ws://" + location.host + "/ws"));
             const closed = new Promise(resolve => socket.onclose = resolve);
@@ -253,7 +230,7 @@ class TestWebSocket:
             const {{code, wasClean}} = await closed;
             return [code, wasClean];"""
         async with serving(engine()) as running:
-            assert await Browser(running).run(tmp_path, script) == [4001, True]
+            assert await Browser(chromium, running).run(script) == [4001, True]
             await eventually(lambda: running.server.engine.running == 0)
 
 
@@ -261,14 +238,14 @@ class TestOtherOrigins:
     """Field reports 25 and 65. The page is served on one port; the model's server has another."""
 
     @asynccontextmanager
-    async def two(self, allowed: bool) -> AsyncIterator[tuple[Browser, Running]]:
+    async def two(self, chromium: Any, allowed: bool) -> AsyncIterator[tuple[Browser, Running]]:
         async with serving(engine()) as host:
-            browser = Browser(host)
+            browser = Browser(chromium, host)
             origins = (browser.origin,) if allowed else ()
             async with serving(engine(), origins=origins) as running:
                 yield browser, running
 
-    async def test_allowed(self, tmp_path: Path) -> None:
+    async def test_allowed(self, chromium: Any) -> None:
         """With a preflight, an answer, and errors that can be read."""
         script = f"""
             const target = "%s", headers = {{...type, "x-stainless-retry-count": "0"}};
@@ -280,11 +257,11 @@ class TestOtherOrigins:
             const socket = await opened(new WebSocket(target.replace("http", "ws") + "/ws"));
             socket.close();
             return {{text: answer.text, statuses}};"""
-        async with self.two(allowed=True) as (browser, running):
-            told = await browser.run(tmp_path, script % f"http://127.0.0.1:{running.port}")
+        async with self.two(chromium, allowed=True) as (browser, running):
+            told = await browser.run(script % f"http://127.0.0.1:{running.port}")
             assert told == {"text": await whole_text(running), "statuses": [400, 404]}
 
-    async def test_refused(self, tmp_path: Path) -> None:
+    async def test_refused(self, chromium: Any) -> None:
         """Whatever a page elsewhere tries, it reads nothing and starts nothing."""
         script = """
             const target = "%s", failed = [];
@@ -307,7 +284,7 @@ class TestOtherOrigins:
               });
             }
             return failed;"""
-        async with self.two(allowed=False) as (browser, running):
-            told = await browser.run(tmp_path, script % f"http://127.0.0.1:{running.port}")
+        async with self.two(chromium, allowed=False) as (browser, running):
+            told = await browser.run(script % f"http://127.0.0.1:{running.port}")
             assert told == ["fetch", "preflight", "get", "log", "events", "socket"]
             assert started(running) == 0

@@ -56,7 +56,7 @@ class TestIndex:
         html = page.content().decode()
         assert "//cdn" not in html
         assert " src=" not in html
-        assert "innerHTML" not in html
+        assert ".innerHTML" not in html
 
     async def test_with_a_proxy(self) -> None:
         """A request that the page sends through the proxy is one of another origin."""
