@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import EOS, FakeModel
 from require import require
-from serving import Running, eventually, quick, serving
+from serving import Running, eventually, serving
 
 import sse
 from delivery import Policy
@@ -528,31 +528,6 @@ class TestSDK:
             count = await of_sdk(running, lambda sdk: sdk.messages.count_tokens(**counted))
         assert message.content == same.content
         assert tokens.input_tokens == count.input_tokens == message.usage.input_tokens == 6
-
-    async def test_heartbeats_do_no_harm(self) -> None:
-        """Field reports 27, 28, 29, 31: silences of several pings, before and in the reply."""
-        engine = SimulatedEngine(delay_ms=500, jitter_ms=0)
-        body = {**BODY, "max_tokens": 2}
-        async with serving(engine, settings=quick(heartbeat_s=0.2)) as running:
-            async with client(running) as sdk:
-                raw = asyncio.create_task(
-                    running.ask("POST", "/v1/messages", {**ASK, "max_tokens": 2, "stream": True})
-                )
-
-                async def read() -> Any:
-                    async with sdk.messages.stream(**body) as events:
-                        return await events.get_final_message()
-
-                def use(sdk: Any) -> Any:
-                    with sdk.messages.stream(**body) as events:
-                        return events.get_final_message()
-
-                final, blocking = await asyncio.gather(read(), of_sdk(running, use))
-                content = (await raw).content
-        assert final.stop_reason == blocking.stop_reason == "max_tokens"
-        assert final.usage.output_tokens == 2
-        assert content.count(PING) >= 5
-        assert b"\n:" not in content
 
     async def test_failures(self) -> None:
         fault = {"extra_body": {"fail_after": 3}}

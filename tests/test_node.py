@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from beating import HEARTBEATS, PATHS, beating, heartbeat
 from fakes import EOS, FakeModel
 from noding import (
     AI,
@@ -28,11 +28,9 @@ from noding import (
     with_format,
     with_tool,
 )
-from serving import Running, eventually, quick, serving
+from serving import Running, eventually, serving
 
-from delivery import Policy
 from engine import Engine
-from simulated import SimulatedEngine
 
 SCHEMA = {"const": {"city": "Paris"}}
 ARGUMENTS = '{"city": "Paris"}'
@@ -329,50 +327,12 @@ class TestFailures:
         assert told["events"]
 
 
-# A mode of `--sse-heartbeat`, and the heartbeats of each route: comments, or events that say
-# nothing. Responses have no such event, messages have no comments.
-HEARTBEATS: dict[str, dict[str, str | None]] = {
-    "comment": {way: "event" if way == "messages" else "comment" for way in SDKS},
-    "event": {way: "comment" if way == "responses" else "event" for way in SDKS},
-    "off": dict.fromkeys(SDKS),
-}
-PING = '{"type": "ping"}'
-
-
-def heartbeat(content: bytes) -> str | None:
-    """What broke the silence before the text, at least twice."""
-    told = []
-    for block in content.decode().split("\n\n"):
-        data = block.partition("data: ")[2]
-        if block == ":":
-            told.append("comment")
-        elif '"delta": {}' in data or '"text": "", "logprobs"' in data or data == PING:
-            told.append("event")
-        elif re.search(r'"(delta|text|content)": "[^"]', data):
-            break
-    if PING in content.decode():
-        told.remove("event")  # one is always there
-    assert len(set(told)) <= 1
-    assert len(told) != 1
-    return told[0] if told else None
-
-
 class TestSilence:
     async def test_heartbeats_do_no_harm(self, node: Node) -> None:
         """Field reports 27 to 29, 31: silences of several, before the reply and in it."""
         asked = list(itertools.product(HEARTBEATS, WAYS))
         async with AsyncExitStack() as stack:
-            servers = {
-                mode: await stack.enter_async_context(
-                    serving(
-                        SimulatedEngine(first_delay_ms=300, delay_ms=500, jitter_ms=0),
-                        settings=quick(heartbeat_s=0.2),
-                        policy=Policy(heartbeats=mode != "off"),
-                        heartbeat_events=mode == "event",
-                    )
-                )
-                for mode in HEARTBEATS
-            }
+            servers = {mode: await stack.enter_async_context(beating(mode)) for mode in HEARTBEATS}
             calls = [
                 {**asking(way, tokens=2), "base": f"http://127.0.0.1:{servers[mode].port}"}
                 for mode, way in asked
@@ -390,5 +350,4 @@ class TestSilence:
 
     async def raw(self, running: Running, way: str) -> bytes:
         (body,) = asking(way, tokens=2)["args"]
-        path = {"chat": "chat/completions"}.get(way, way)
-        return (await running.ask("POST", f"/v1/{path}", body)).content
+        return (await running.ask("POST", f"/v1/{PATHS[way]}", body)).content

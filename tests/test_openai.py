@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from chatting import (
 )
 from fakes import FakeModel
 from require import require
-from serving import Running, eventually, quick, serving
+from serving import eventually, serving
 
 import http1
 from delivery import Policy
@@ -575,41 +574,6 @@ class TestFailures:
             await peer.until(b"role")
             peer.half_close()
             await peer.until(b"[DONE]")
-
-
-class TestSilence:
-    """Field reports 27 to 29, 31, 41."""
-
-    def slow(self, running: Running) -> Callable[[Any], Any]:
-        def use(sdk: Any) -> Any:
-            chunks = sdk.chat.completions.create(**{**ASK, "max_tokens": 2}, stream=True)
-            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-        return use
-
-    @pytest.mark.parametrize("mode", ["comment", "event", "off"])
-    async def test_to_the_sdk(self, mode: str) -> None:
-        options: Any = {
-            "settings": quick(heartbeat_s=0.2),
-            "policy": Policy(heartbeats=mode != "off"),
-            "heartbeat_events": mode == "event",
-        }
-        async with serving(
-            SimulatedEngine(first_delay_ms=900, delay_ms=300, jitter_ms=0), **options
-        ) as running:
-            text, content = await asyncio.gather(
-                of_sdk(running, self.slow(running)),
-                self.content(running),
-            )
-        assert len(text.split()) == 2
-        comments = content.count(b"\n:\n\n")
-        nothings = [c for c in choices(chunks_of(content)) if not c["delta"]][:-1]
-        assert (comments >= 2) == (mode == "comment")
-        assert (len(nothings) >= 2) == (mode == "event")
-
-    async def content(self, running: Running) -> bytes:
-        body = {**ASK, "max_tokens": 2, "stream": True}
-        return (await running.ask("POST", CHAT, body)).content
 
     async def test_half_closing_without_heartbeats(self) -> None:
         """The question whether a client is there is asked all the same."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import EOS, FakeModel
 from require import require
-from serving import Answer, Running, eventually, quick, serving
+from serving import Answer, Running, eventually, serving
 
 import sse
 from delivery import Policy
@@ -615,33 +615,6 @@ class TestSDK:
             async with sdk.responses.stream(**body) as events:
                 final = await events.get_final_response()
         assert final.output[0].arguments == ARGUMENTS
-
-    async def test_heartbeats_do_no_harm(self) -> None:
-        """Field reports 27, 28, 31: silences of several heartbeats, before and in the reply."""
-        engine = SimulatedEngine(delay_ms=500, jitter_ms=0)
-        settings = quick(heartbeat_s=0.2)
-        async with serving(engine, settings=settings) as running, client(running) as sdk:
-            body = {**ASK, "max_output_tokens": 2, "stream": True}
-            raw = asyncio.create_task(running.ask("POST", "/v1/responses", body))
-
-            async def read() -> list[Any]:
-                created = await sdk.responses.create(
-                    model="default", input="Count.", max_output_tokens=2, stream=True
-                )
-                return [event async for event in created]
-
-            def use(sdk: Any) -> list[Any]:
-                return list(
-                    sdk.responses.create(
-                        model="default", input="Count.", max_output_tokens=2, stream=True
-                    )
-                )
-
-            told, blocking = await asyncio.gather(read(), of_sdk(running, use))
-            content = (await raw).content
-        assert content.count(b":\n\n") >= 4
-        assert [event.type for event in told] == [event.type for event in blocking]
-        assert told[-1].type == "response.incomplete"
 
     async def test_failures(self) -> None:
         async with serving() as running, client(running) as sdk:
