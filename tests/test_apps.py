@@ -5,10 +5,12 @@ import asyncio
 import os
 import sys
 import warnings
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from beating import HEARTBEATS, beating
 from require import require
 from serving import Running, serving
 
@@ -101,3 +103,31 @@ async def test_llm(tmp_path: Path) -> None:
     assert process.returncode == 0, errors.decode()
     assert out.decode().strip() == text
     assert routes[0] == "/v1/chat/completions"
+
+
+async def test_through_silences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field reports 27 and 28: a heartbeat every 0.2 s, before the reply and in it."""
+    langchain_openai = require("langchain_openai")
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+    async def of_langchain(running: Running) -> str:
+        chat = langchain_openai.ChatOpenAI(
+            base_url=address(running), api_key="none", model="default", max_tokens=2, max_retries=0
+        )
+        return "".join([chunk.content async for chunk in chat.astream("Count.")])
+
+    async def of_litellm(running: Running) -> str:
+        chunks = await litellm.acompletion(
+            model="openai/default", api_base=address(running), api_key="none", messages=MESSAGES,
+            max_tokens=2, num_retries=0, stream=True,
+        )  # fmt: skip
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        litellm = require("litellm")
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(beating(mode)) for mode in HEARTBEATS]
+            calls = [of(running) for running in servers for of in (of_langchain, of_litellm)]
+            texts = await asyncio.gather(*calls)
+    assert [len(text.split()) for text in texts] == [2] * 6
