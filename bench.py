@@ -95,6 +95,7 @@ class Bench:
         self.model = self.flags["model"]  # the server tells what that is
         self._quiet = quiet
         self._urls: dict[tuple[str, ...], str] = {}
+        self._warmed: set[str] = set()
         self._pids: dict[str, int] = {}
         self._stack = AsyncExitStack()
         self._pool: ProcessPoolExecutor | None = None
@@ -134,11 +135,18 @@ class Bench:
         """Return the URL of a server that dates its model's passes: see `dated.py`."""
         return await self._serve("dated.py", *flags)
 
+    async def simulated(self, *flags: str) -> str:
+        """Return the URL of a server whose words come on a schedule, whatever `flags` says."""
+        return await self._warm(await self._start("server.py", "--model=simulated", *flags))
+
     async def _serve(self, script: str, *flags: str) -> str:
         settings = [f"--{name}={value}" for name, value in self.flags.items()]
-        started = (script, *settings, *flags) in self._urls
-        url = await self._start(script, *settings, *flags)
-        if not started:  # the first passes through a model are slower than the rest
+        return await self._warm(await self._start(script, *settings, *flags))
+
+    async def _warm(self, url: str) -> str:
+        """See to it that a server has answered: what it does first is slower than the rest."""
+        if url not in self._warmed:
+            self._warmed.add(url)
             await self.ask(f"{url}/complete", {"prompt": "Once upon a time", "max_tokens": 8})
         return url
 
@@ -188,9 +196,14 @@ class Bench:
         url: str,
         body: Mapping[str, Any],
         options: client.Options = DEFAULT_OPTIONS,
+        session: client.Session | None = None,
     ) -> Reply:
-        """Ask over a connection of its own; ExperimentError unless complete or left by us."""
-        reply = await client.ask(url, body, replace(options, timeout=REPLY_S))
+        """Ask, over a connection of its own if no session is given.
+
+        Raises ExperimentError unless the reply is complete, or we left.
+        """
+        ask = client.ask if session is None else session.ask
+        reply = await ask(url, body, replace(options, timeout=REPLY_S))
         if reply.failure not in (None, Failure.CANCELLED):
             raise ExperimentError(f"{url}: {reply.failure}: {reply.error}")
         self.step()

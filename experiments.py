@@ -1,6 +1,6 @@
 """The experiments: what streaming buys and what breaks it, measured beside what was published.
 
-    python experiments.py                       # all of them, in about five minutes
+    python experiments.py                       # all of them, in less than ten minutes
     python experiments.py three-ways proxy      # some
     python experiments.py --list
 
@@ -16,11 +16,12 @@ medians (nearest-rank), and ways that are compared take turns, so that a slow mi
 falls on all of them.
 
 Not here: processes, progress and the command (`bench.py`), tables and the report (`report.py`), the
-clock (`wire.py`) and what a measure means (`measures.py`), the engine under load
-(`load_experiments.py`, to be read next: its experiments are run by this command, too).
+clock (`wire.py`) and what a measure means (`measures.py`), and the experiments of the files that
+this one imports at its end, which this command runs, too. Read next: `labs.py`.
 """
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -340,9 +341,9 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
     return [len(model.encode(text)) for text in texts]
 
 
-# These register themselves, behind the ones above: the report has their order, one line a file.
-import load_experiments  # noqa: E402, F401, I001
-import hop_experiments  # noqa: E402, F401
+# These register their experiments when imported; the report has this order.
+for file in ("labs", "grouping_experiments", "load_experiments", "hop_experiments"):
+    importlib.import_module(file)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -153,6 +153,11 @@ def seconds(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def milliseconds(value: float | None) -> str:
+    """Return a duration in milliseconds and tenths of them, given in seconds."""
+    return "n/a" if value is None else f"{value * 1000:,.1f} ms"
+
+
 def times(value: float) -> str:
     """Return a ratio."""
     return f"{value:.2f}x" if value < 2 else f"{value:.1f}x"

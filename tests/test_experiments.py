@@ -17,8 +17,13 @@ from measures import Event, Mode, Reply
 require("tqdm")
 from benches import FastBench, cells  # noqa: E402
 
+import bench as bench_module  # noqa: E402
 import experiments  # noqa: E402
-from bench import HERE, Bench, ExperimentError  # noqa: E402
+import figures  # noqa: E402
+import report  # noqa: E402
+from bench import HERE, Bench, ExperimentError, run_experiment  # noqa: E402
+from figures import Staircase  # noqa: E402
+from report import Finding  # noqa: E402
 
 # One event loop, one bench: servers are shared as in a run.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -193,6 +198,44 @@ class TestBench:
             await bench.ask(f"{url}/stream", {"prompt": ""})
         with pytest.raises(ExperimentError, match="in-band error"):
             await bench.ask(f"{url}/stream", {"prompt": "x", "fail_after": 3})
+
+
+class TestRunExperiment:
+    """What a finding brings beside its table."""
+
+    FINDING = Finding(
+        *(["a"], [["1"]], "1"),
+        figures=[Staircase("stairs", "How it comes", {"a way": [(0.1, 1)]})],
+        files={"dates.json": "{}"},
+        result={"median": 1.5},
+    )
+
+    @pytest.fixture(autouse=True)
+    def one(self, monkeypatch):
+        async def one(bench):
+            """What is measured."""
+            return self.FINDING
+
+        monkeypatch.setitem(bench_module.EXPERIMENTS, "one", one)
+
+    async def test_figures_and_files_stand_beside_the_report(self, bench, tmp_path, capsys):
+        require("matplotlib")
+        await run_experiment(bench, "one", "python experiments.py one", tmp_path / "report.md")
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["dates.json", "report.md", "stairs.svg"]
+        assert "![How it comes](stairs.svg)" in (tmp_path / "report.md").read_text()
+        drawn = (tmp_path / "stairs.svg").read_text()
+        for words in ("n = 1; model: none", report.versions(), "python experiments.py one"):
+            assert words in drawn
+        assert capsys.readouterr().out.splitlines()[-1] == 'RESULT {"median": 1.5}'
+
+    async def test_without_matplotlib_it_is_said(self, bench, tmp_path, monkeypatch):
+        monkeypatch.setattr(figures, "available", lambda: False)
+        await run_experiment(bench, "one", "", tmp_path / "report.md")
+        text = (tmp_path / "report.md").read_text()
+        assert "- No figures: matplotlib is not installed" in text
+        assert ".svg" not in text
+        assert not (tmp_path / "stairs.svg").exists()
 
 
 class TestCommand:
