@@ -342,7 +342,13 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
 
 
 # These register their experiments when imported; the report has this order.
-for file in ("labs", "grouping_experiments", "load_experiments", "hop_experiments"):
+for file in (
+    "labs",
+    "grouping_experiments",
+    "load_experiments",
+    "hop_experiments",
+    "delivery_experiments",
+):
     importlib.import_module(file)
 
 if __name__ == "__main__":

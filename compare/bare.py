@@ -1,0 +1,103 @@
+"""The limit: a loop that does nothing but `socket.send` a ready-made event to each of N sockets.
+
+    python compare/bare.py --port 0 --delay-ms 20
+
+The request's `max_tokens` says how many events, everything else about it is ignored: it may come
+in one read, and nobody is watched. No framework, no task, no JSON, no buffer: what a server costs
+beyond this loop is what it does for its users.
+
+Every stream has the same delay, so the one that waited longest is due first, and a queue is all
+the timer there is.
+"""
+
+import argparse
+import re
+import selectors
+import socket
+import time
+from collections import deque
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+EVENT = b'1b\r\ndata: {"text": " water"}\n\n\r\n'
+END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+BACKLOG = 1024
+
+
+class Stream:
+    """A client, when its next event is due, and how many are left."""
+
+    __slots__ = ("due", "left", "peer")
+
+    def __init__(self, peer: socket.socket, due: float, left: int) -> None:
+        self.peer = peer
+        self.due = due
+        self.left = left
+
+
+def begin(peer: socket.socket, delay_s: float) -> Stream | None:
+    """Read a request and write the head; None for what is no request."""
+    request = peer.recv(65536)
+    due = time.monotonic() + delay_s
+    count = re.search(rb'"max_tokens": ?([0-9]{1,9})\b', request)
+    if not request.startswith(b"POST /stream ") or count is None:
+        peer.close()
+        return None
+    peer.send(HEAD)
+    return Stream(peer, due, int(count[1]))
+
+
+def send(stream: Stream, delay_s: float) -> bool:
+    """Send one event; False when it was the last, or the client has left."""
+    stream.left -= 1
+    stream.due += delay_s
+    try:
+        stream.peer.send(EVENT)
+        if stream.left > 0:
+            return True
+        stream.peer.send(END)
+    except OSError:
+        pass
+    stream.peer.close()
+    return False
+
+
+def serve(listener: socket.socket, delay_s: float) -> None:
+    """Accept, and send what is due, for ever."""
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    streams: deque[Stream] = deque()
+    while True:
+        wait = max(0.0, streams[0].due - time.monotonic()) if streams else None
+        for key, _ in selector.select(wait):
+            if key.fileobj is listener:
+                peer, _ = listener.accept()
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(peer, selectors.EVENT_READ)
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                selector.unregister(key.fileobj)
+                if stream := begin(key.fileobj, delay_s):
+                    streams.append(stream)
+        now = time.monotonic()
+        while streams and streams[0].due <= now:
+            stream = streams.popleft()
+            if send(stream, delay_s):
+                streams.append(stream)
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(description="The limit: a bare loop of sends.")
+    parser.add_argument("--port", type=int, default=8770)
+    parser.add_argument("--delay-ms", type=float, default=33.0)
+    args = parser.parse_args()
+    with socket.create_server(("127.0.0.1", args.port), backlog=BACKLOG) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        serve(listener, args.delay_ms / 1000)
+
+
+if __name__ == "__main__":
+    main()
