@@ -49,6 +49,7 @@ from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
 from replay import ABANDONED, Replay, ReplayStore, Tell, parse_event_id
 from session import Session
 from simulated import FIELDS, Cut, SimulatedEngine, faulty
+from upstream import UpstreamEngine
 
 JSON = "application/json"
 STREAM_FIELDS = (
@@ -215,6 +216,9 @@ class Delivery:
             raise EngineDown("the server is shutting down")
         if ask.resume:
             self.replays.make_room()
+        if isinstance(engine, UpstreamEngine):
+            listed = ask.model in engine.listed
+            return engine.submit(ids, ask.params, ask.model if listed else None)
         if isinstance(engine, SimulatedEngine):
             return engine.submit(ids, ask.params, ask.faults)
         return engine.submit(ids, ask.params)
@@ -306,7 +310,22 @@ class Delivery:
 
     async def ask(self, exchange: Exchange, dialect: Dialect) -> Ask:
         """What a request in this dialect asks for."""
-        return dialect.parse(await self._body(exchange))
+        body = await self._body(exchange)
+        try:
+            return dialect.parse(body)
+        except BadRequest as error:
+            if error.code != "model_not_found":
+                raise
+        await self.list_models()  # there may be a new one
+        return dialect.parse(body)
+
+    async def list_models(self) -> None:
+        """Have the names of the models up to date, where another server has them."""
+        if isinstance(self.engine, UpstreamEngine):
+            try:
+                await self.engine.list_models()
+            except GenerationError as error:
+                raise _refused(error) from error
 
     async def answer(self, exchange: Exchange, dialect: Dialect, ask: Ask) -> None:
         """Answer as the request asks for: with events, or with one JSON body."""
@@ -503,6 +522,9 @@ class Delivery:
 
     async def count_tokens(self, exchange: Exchange, dialect: Messages) -> None:
         """`POST /v1/messages/count_tokens`: what the model would have to read."""
+        if isinstance(self.engine, UpstreamEngine):
+            message = "tokens can't be counted here: the server behind this one has the tokenizer"
+            raise Refusal(501, message, "not_supported")
         ids = await self._tokenize(dialect.prompt(await self._body(exchange)), self.engine)
         self.tell(exchange, {"input_tokens": len(ids)})
 

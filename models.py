@@ -4,8 +4,9 @@
     GET /v1/models/NAME      one of them
 
 One model is served, by the name that `/health` tells; "default" is another name for it, and
-`--alias` gives it more, so that a program with a name built in can be pointed here. A reply calls
-the model what its request did.
+`--alias` gives it more, so that a program with a name built in can be pointed here. Behind
+`--upstream` these are names for one of the models there, and the others have their own. A reply
+calls the model what its request did.
 
 OpenAI API reference: Models. Anthropic API reference: Models.
 Read next: `completions.py`.
@@ -13,7 +14,7 @@ Read next: `completions.py`.
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from generation import BadRequest
 DEFAULT = "default"
 ANY = "*"  # as an alias: every name will do
 MAX_NAME_CHARACTERS = 200
+UNKNOWN = 1_000_000  # the context of an engine that has no model of its own
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,25 @@ class Served:
     say how many it wants; None for as many as the context holds. `fault_names`: the faults that
     can be asked for (`simulated.py`). `heartbeat_events`: a silence is broken by an event that
     says nothing instead of a comment, where there is such an event. `pad`: see `obfuscation` in
-    `completions.py`.
+    `completions.py`. `listed`: the names that another server has for its models, behind which this
+    one stands.
     """
 
     name: str = DEFAULT
     aliases: tuple[str, ...] = ()
-    context: int = 1_000_000
+    context: int = UNKNOWN
     default_tokens: int | None = None
     fault_names: tuple[str, ...] = ()
     heartbeat_events: bool = False
     pad: bool = False
+    listed: Callable[[], Sequence[str]] = tuple
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def names(self) -> list[str]:
-        """Every name of the model, its own first."""
-        return list(dict.fromkeys([self.name, DEFAULT, *(a for a in self.aliases if a != ANY)]))
+        """Every name that a request may give, the model's own first."""
+        aliases = (alias for alias in self.aliases if alias != ANY)
+        return list(dict.fromkeys([*self.listed(), self.name, DEFAULT, *aliases]))
 
     @property
     def fingerprint(self) -> str:
@@ -94,14 +99,15 @@ def openai_models(served: Served) -> dict[str, Any]:
 
 def anthropic_model(served: Served, name: str) -> dict[str, Any]:
     """A model as Anthropic describes it."""
+    context = served.context if served.context < UNKNOWN else None
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(served.created))
     return {
         "type": "model",
         "id": name,
         "display_name": name,
         "created_at": created,
-        "max_input_tokens": served.context,
-        "max_tokens": served.context,
+        "max_input_tokens": context,
+        "max_tokens": context,
         "capabilities": None,
         "lifecycle": "active",
         "line": None,

@@ -53,6 +53,7 @@ from generation import BadRequest, EngineDown, QueueFull, SamplingParams
 from legacy import Several, Text
 from messages import Messages
 from models import (
+    DEFAULT,
     Served,
     anthropic_model,
     anthropic_models,
@@ -100,8 +101,9 @@ class Options:
     def served(self, engine: AnyEngine) -> Served:
         """What the providers' dialects need to know."""
         simulated = isinstance(engine, SimulatedEngine)
+        upstream = engine if isinstance(engine, UpstreamEngine) else None
         return Served(
-            self.model,
+            (upstream.model or DEFAULT) if upstream else self.model,
             self.aliases,
             engine.context,
             # Words on a schedule have no end of their own.
@@ -109,6 +111,7 @@ class Options:
             fault_names=FIELDS if simulated else (),
             heartbeat_events=self.heartbeat_events,
             pad=self.pad,
+            listed=(lambda: upstream.listed) if upstream else tuple,
         )
 
 
@@ -326,11 +329,13 @@ class Server:
     async def _models(self, exchange: Exchange) -> None:
         """`GET /v1/models`, in the shape of the provider whose client asks."""
         anthropic = "anthropic-version" in exchange.request.fields
+        await self.delivery.list_models()
         models = (anthropic_models if anthropic else openai_models)(self.served)
         self._tell(exchange, 200, to_json(models), JSON)
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.request.path.removeprefix(MODELS)
+        await self.delivery.list_models()
         if not self.served.knows(name):
             raise Refusal(404, f"the model {name[:100]!r} is not served here", "model_not_found")
         anthropic = "anthropic-version" in exchange.request.fields

@@ -33,6 +33,11 @@ Foreign habits that are taken: no first chunk with a role, `content: null`, `cho
 every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream. Reasoning
 (`reasoning_content`) is not part of the reply; its tokens are part of the usage. Without usage from
 upstream the counts stay 0: an event may hold several tokens, so events are not counted for them.
+Usage comes last, so that the prompt's tokens are known at the end and not before: Anthropic's
+`message_start` says 0, and its `message_delta` what is right, which their SDKs take over.
+
+A client may ask for any model that upstream lists; what it calls "default" is `--upstream-model`,
+or the first of the list.
 
 RFC 9110 sections 15.6.3 and 15.6.5 (gateway errors). Not here: connections (`outbound.py`), the
 choice among several upstream servers (a balancer's task), a tokenizer. Read next: `dialects.py`.
@@ -62,6 +67,9 @@ from outbound import Answer, Outbound, parse_json
 
 log = logging.getLogger("upstream")
 
+# The list of models that was got so long ago is asked for anew when somebody wants one that is not
+# in it. A name that nobody serves costs upstream no more than that.
+LIST_S = 5.0
 # For usage and [DONE] to follow a finish reason: the text is complete already.
 LINGER_S = 5.0
 MAX_EVENT_BYTES = 1024 * 1024
@@ -86,6 +94,8 @@ KNOWN = {
     404: "the upstream server does not know the address or the model",
     504: "the upstream server did not answer in time",
 }
+# A server without a list of its models, which is no fault: it has one.
+NO_LIST = (404, 405, 501)
 NO_FIELDS = http1.Fields()
 
 
@@ -128,7 +138,9 @@ class UpstreamEngine:
     ) -> None:
         self.outbound = Outbound(url, key, timeout_s, tls)
         self.model = model
+        self.listed: tuple[str, ...] = ()  # the models that the server has, once it was asked
         self.max_waiting = max_waiting
+        self._listed_at = -LIST_S
         self._relays: set[Relay] = set()
         self._closed = False
 
@@ -152,8 +164,13 @@ class UpstreamEngine:
         """
         return [prompt] if isinstance(prompt, str) else prompt
 
-    def submit(self, prompt: list[Any], params: SamplingParams) -> Generation:
-        """As `Engine.submit`. `prompt` is what `encode` returned, or token ids."""
+    def submit(
+        self, prompt: list[Any], params: SamplingParams, model: str | None = None
+    ) -> Generation:
+        """As `Engine.submit`. `prompt` is what `encode` returned, or token ids.
+
+        `model` is one of `listed`; None for the one of `model_name`.
+        """
         if self._closed:
             raise EngineDown("the server is shutting down")
         if not prompt:
@@ -162,7 +179,7 @@ class UpstreamEngine:
             raise BadRequest("logprobs are not relayed", "logprobs")
         if self.waiting >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests are waiting already")
-        relay = Relay(self, prompt, params)
+        relay = Relay(self, prompt, params, model)
         self._relays.add(relay)
         return relay.generation
 
@@ -188,23 +205,41 @@ class UpstreamEngine:
     async def model_name(self) -> str:
         """The model to ask for: as told, or the first that the server names, or "default"."""
         if self.model is None:
-            async with self.outbound.exchange("GET", "/models") as (head, answer):
-                names = _model_names(await answer.json()) if head.status == 200 else []
-            if not names:
+            await self.list_models()
+            if not self.listed:
                 return "default"  # asked again next time: it may still be loading
-            self.model = names[0]
+            self.model = self.listed[0]
         return self.model
+
+    async def list_models(self) -> None:
+        """See to it that `listed` is not older than `LIST_S`. Raises `UpstreamError`."""
+        if time.monotonic() - self._listed_at < LIST_S:
+            return
+        with in_safe_words():
+            async with self.outbound.exchange("GET", "/models") as (head, answer):
+                if head.status == 200:
+                    self.listed = _model_names(await answer.json())
+                elif head.status not in NO_LIST:
+                    raise _failure(head.status, "", head.fields)
+        self._listed_at = time.monotonic() if self.listed else -LIST_S
 
 
 class Relay:
     """One reply on its way from the upstream server to its `Generation`."""
 
-    def __init__(self, engine: UpstreamEngine, prompt: list[Any], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: UpstreamEngine,
+        prompt: list[Any],
+        params: SamplingParams,
+        model: str | None = None,
+    ) -> None:
         self.generation = Generation(0, self._flags_changed)
         self.accepted = self.generation.accepted = asyncio.Event()
         self._engine = engine
         self._prompt = prompt
         self._params = params
+        self._model = model
         self._finish_reason: str | None = None
         self._reading = asyncio.Event()  # cleared while paused
         self._reading.set()
@@ -238,7 +273,7 @@ class Relay:
     async def _run(self) -> str:
         """Relay the reply; its finish reason. Raises `UpstreamError` only."""
         with in_safe_words():
-            path, body = self._request(await self._engine.model_name())
+            path, body = self._request(self._model or await self._engine.model_name())
             exchange = self._engine.outbound.exchange("POST", path, json.dumps(body).encode())
             async with exchange as (head, answer):
                 media_type = await _checked(head, answer)
@@ -394,9 +429,9 @@ def _error(body: Any) -> tuple[int, str]:
     return code if isinstance(code, int) else 500, words
 
 
-def _model_names(body: Any) -> list[str]:
+def _model_names(body: Any) -> tuple[str, ...]:
     models = body.get("data") if isinstance(body, dict) else None
     if not isinstance(models, list):
-        return []
+        return ()
     names = [model.get("id") for model in models if isinstance(model, dict)]
-    return [name for name in names if isinstance(name, str) and name]
+    return tuple(name for name in names if isinstance(name, str) and name)

@@ -223,6 +223,177 @@ class TestModelName:
             assert engine.model is None
 
 
+def listing(*names: str) -> bytes:
+    return answer("200 OK", {"data": [{"id": name} for name in names]})
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+class TestModels:
+    """What is served is what upstream lists, whatever `--model` says."""
+
+    async def test_are_listed_as_upstream_lists_them(self) -> None:
+        async with relaying([listing("qwen", "org/llama")], model=None) as (ours, upstream):
+            listed = (await ours.ask("GET", "/v1/models")).json()
+            theirs = (await ours.ask("GET", "/v1/models", **ANTHROPIC)).json()
+            one = await ours.ask("GET", "/v1/models/org/llama", **ANTHROPIC)
+            assert len(upstream.peers) == 1  # and not asked again at once
+        names = ["qwen", "org/llama", "default"]
+        assert [model["id"] for model in listed["data"]] == names
+        assert [model["id"] for model in theirs["data"]] == names
+        assert (one.status, one.json()["id"]) == (200, "org/llama")
+        assert one.json()["max_input_tokens"] is None  # which upstream does not say
+
+    @pytest.mark.parametrize(
+        ("asked", "relayed"),
+        [("llama", "llama"), ("qwen", "qwen"), ("default", "qwen"), ("alias", "qwen"),
+         (None, "qwen")],
+    )  # fmt: skip
+    @pytest.mark.parametrize("pinned", [None, "qwen"])
+    async def test_the_one_that_is_asked_for(
+        self, asked: str | None, relayed: str, pinned: str | None
+    ) -> None:
+        async with scripted([listing("qwen", "llama")], TWO) as upstream:
+            engine = engine_for(upstream, model=pinned)
+            async with serving(engine, aliases=("alias",)) as ours:
+                await ours.ask("GET", "/v1/models")
+                body = {"model": asked, "messages": MESSAGES}
+                reply = await ours.ask("POST", "/v1/chat/completions", body)
+            assert json.loads(upstream.peers[1].requests[0][1])["model"] == relayed
+        assert reply.json()["choices"][0]["message"]["content"] == TEXT
+
+    async def test_one_that_was_loaded_since(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("upstream.LIST_S", 0)
+        body = {"model": "new", "messages": MESSAGES}
+        scripts = ([listing("qwen")], [listing("qwen", "new")], TWO)
+        async with relaying(*scripts, model=None) as (ours, upstream):
+            refused = await ours.ask("POST", "/v1/chat/completions", body)
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "model_not_found")
+            assert "'qwen' or 'default'" in refused.json()["error"]["message"]
+            assert (await ours.ask("POST", "/v1/chat/completions", body)).status == 200
+            assert json.loads(upstream.peers[2].requests[0][1])["model"] == "new"
+
+    @pytest.mark.parametrize("status", ["404 Not Found", "405 No", "501 No"])
+    async def test_without_a_list_there_is_one(self, status: str) -> None:
+        async with relaying([answer(status)], model=None) as (ours, _):
+            listed = (await ours.ask("GET", "/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["default"]
+
+    @pytest.mark.parametrize(
+        ("raw", "status"),
+        [
+            (answer("503 Loading"), 502),
+            (answer("401 No"), 502),
+            (answer("504 Slow"), 504),
+            (b"", 502),
+        ],
+    )
+    @pytest.mark.parametrize("anthropic", [False, True])
+    async def test_what_goes_wrong(self, raw: bytes, status: int, anthropic: bool) -> None:
+        fields = ANTHROPIC if anthropic else {}
+        async with relaying([raw], model=None) as (ours, _):
+            reply = await ours.ask("GET", "/v1/models", **fields)
+        assert reply.status == status
+        assert (reply.json().get("type") == "error") == anthropic
+        assert "upstream server" in reply.json()["error"]["message"]
+
+
+class TestProviders:
+    """The providers' routes in front of another server."""
+
+    async def test_usage_comes_through_though_it_comes_last(self) -> None:
+        """Field report 123: what the SDK hands out at the end is right."""
+        anthropic = require("anthropic")
+        body: dict[str, Any] = {"model": "default", "messages": MESSAGES, "max_tokens": 9}
+        async with relaying(TWO, TWO) as (ours, _):
+            url = f"http://127.0.0.1:{ours.port}"
+            async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as sdk:
+                async with sdk.messages.stream(**body) as events:
+                    final = await events.get_final_message()
+                whole = await sdk.messages.create(**body)
+        counts = USAGE["prompt_tokens"], USAGE["completion_tokens"]
+        assert (final.usage.input_tokens, final.usage.output_tokens) == counts
+        assert (whole.usage.input_tokens, whole.usage.output_tokens) == counts
+
+    async def test_of_responses_and_chat(self) -> None:
+        openai = require("openai")
+        async with relaying(TWO, TWO) as (ours, _):
+            url = f"http://127.0.0.1:{ours.port}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key="none") as sdk:
+                async with sdk.responses.stream(model="default", input="Count.") as events:
+                    response = await events.get_final_response()
+                async with sdk.chat.completions.stream(
+                    model="default", messages=MESSAGES, stream_options={"include_usage": True}
+                ) as chunks:
+                    chat = await chunks.get_final_completion()
+        counts = USAGE["prompt_tokens"], USAGE["completion_tokens"]
+        assert (response.usage.input_tokens, response.usage.output_tokens) == counts
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == counts
+        assert response.output_text == chat.choices[0].message.content == TEXT
+
+    async def test_tokens_can_t_be_counted(self) -> None:
+        async with relaying() as (ours, _):
+            body = {"model": "default", "messages": MESSAGES}
+            reply = await ours.ask("POST", "/v1/messages/count_tokens", body)
+        assert reply.status == 501
+        assert reply.json()["type"] == "error"
+        assert "can't be counted" in reply.json()["error"]["message"]
+
+    async def test_a_forced_function(self) -> None:
+        """It is described to the model, and its schema goes with it."""
+        tool = {"name": "look", "description": "See.", "input_schema": {"type": "object"}}
+        asked = {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 9}
+        arguments = [HEAD, chunk('{"a":'), chunk(" 1}", "stop"), usage_chunk(), DONE]
+        async with relaying(arguments) as (ours, upstream):
+            body = {"model": "default", "messages": MESSAGES, **asked}
+            reply = (await ours.ask("POST", "/v1/messages", body)).json()
+            sent = json.loads(upstream.peer.requests[0][1])
+        assert reply["content"][0]["input"] == {"a": 1}
+        assert reply["stop_reason"] == "tool_use"
+        assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"}
+        assert "look: See." in sent["messages"][0]["content"]
+
+    @pytest.mark.parametrize("route", ["chat/completions", "completions", "messages", "responses"])
+    @pytest.mark.parametrize("how", ["close", "reset"])
+    async def test_who_leaves_closes_upstream(self, route: str, how: str) -> None:
+        asked = {
+            "completions": {"prompt": "a"}, "responses": {"input": "a"},
+        }.get(route, {"messages": MESSAGES, "max_tokens": 9})  # fmt: skip
+        async with relaying([HEAD, chunk("One,"), until_client_ends]) as (ours, upstream):
+            async with ours.connect() as peer:
+                peer.request("POST", f"/v1/{route}", {"model": "default", "stream": True, **asked})
+                await peer.head()
+                getattr(peer, how)()
+                assert await ended(upstream) == b""
+
+    @pytest.mark.parametrize("route", ["chat/completions", "completions", "messages", "responses"])
+    async def test_what_breaks_is_told_in_the_dialect_s_way(self, route: str) -> None:
+        asked = {
+            "completions": {"prompt": "a"}, "responses": {"input": "a"},
+        }.get(route, {"messages": MESSAGES, "max_tokens": 9})  # fmt: skip
+        body = {"model": "default", **asked}
+        async with relaying([HEAD, chunk("One,"), hang_up], [answer("503 No")]) as (ours, _):
+            cut = await ours.ask("POST", f"/v1/{route}", {**body, "stream": True})
+            dead = await ours.ask("POST", f"/v1/{route}", body)
+        assert (cut.status, dead.status) == (200, 502)
+        assert b"One," in cut.content
+        assert b"without an end" in cut.content
+        for end in (b"[DONE]", b"message_stop", b"response.completed"):
+            assert end not in cut.content
+        assert dead.json()["error"]["message"] == "the upstream server failed"
+
+    async def test_in_the_background(self) -> None:
+        go = asyncio.Event()
+        async with relaying([*TWO[:2], go, *TWO[2:]]) as (ours, _):
+            body = {"model": "default", "input": "a", "background": True}
+            id = (await ours.ask("POST", "/v1/responses", body)).json()["id"]
+            go.set()
+            events = await ours.ask("GET", f"/v1/responses/{id}?stream=true&starting_after=4")
+        assert b" two" in events.content
+        assert b'"input_tokens": 7' in events.content
+
+
 TEXT = "One, two"
 PLAIN = b"".join(TWO[1:])
 HABITS = [
