@@ -14,12 +14,9 @@ OpenAI API reference: Background mode.
 Read next: `server.py`.
 """
 
-import functools
 import json
 import math
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from access import Refusal
 from asks import Ask
@@ -27,13 +24,20 @@ from connection import Exchange
 from delivery import STREAM_FIELDS, Delivery, Entry
 from dialects import Dialect
 from generation import BadRequest
-from replay import Replay, Tell
+from replay import Replay
 
 RESPONSE_ID = re.compile(r"resp_([0-9a-f]{1,32})", re.ASCII)
 
 
 class BackgroundReply(Replay):
-    """One that was begun here: the store has native ones, too."""
+    """One that was begun here (the store has native ones, too), with each event by itself."""
+
+    def put(self, data: bytes) -> bool:
+        """Keep the next events, which may be told several at once."""
+        # JSON has no line ends: only the end of an event is an empty line.
+        for event in data.split(b"\n\n")[:-1]:
+            super().put(event + b"\n\n")
+        return True
 
 
 class Background:
@@ -55,8 +59,8 @@ class Background:
         entry = await self._delivery.begin(exchange, ask)
         events = self._dialect.events(ask, entry.generation)
         replay = BackgroundReply(entry.generation, grace_s=math.inf)
-        told = one_at_a_time(self._delivery.told(entry, ask, events))
-        self._delivery.replays.add(replay, told)
+        telling = self._delivery.tell(entry, ask, events, replay)
+        self._delivery.replays.add(replay, telling)
         if ask.stream:
             await self._delivery.follow(exchange, replay, 0, entry, ask.faults)
         else:
@@ -89,9 +93,7 @@ class Background:
         """`POST /v1/responses/ID/cancel`; of one that has ended, what came of it."""
         replay = self._find(exchange)
         replay.generation.cancel("cancelled by id")
-        async with aclosing(replay.follow(len(replay.events), lambda: True)) as rest:
-            async for _ in rest:
-                pass
+        await replay.reached(math.inf)
         await self._tell(exchange, replay)
 
     def _find(self, exchange: Exchange) -> BackgroundReply:
@@ -105,24 +107,7 @@ class Background:
 
     async def _tell(self, exchange: Exchange, replay: Replay) -> None:
         """Answer with the response object as the newest event that has it tells it."""
-        async with aclosing(replay.follow(0, lambda: True)) as events:
-            first = await anext(events)
-        newest = replay.events[-1] if replay.whole else first
+        await replay.reached(1)
+        newest = replay.events[-1 if replay.whole else 0]
         data = newest.partition(b"\ndata: ")[2]
-        self._delivery.tell(exchange, json.loads(data)["response"])
-
-
-async def one_at_a_time(told: AsyncGenerator[Tell, None]) -> AsyncGenerator[Tell, None]:
-    """Each event by itself, where several are told at once."""
-    async with aclosing(told):
-        async for tell, is_end in told:
-            # JSON has no line ends: only the end of an event is an empty line.
-            *events, last = (event + b"\n\n" for event in tell(None).split(b"\n\n")[:-1])
-            for event in events:
-                yield functools.partial(_as_it_is, event), False
-            yield functools.partial(_as_it_is, last), is_end
-
-
-def _as_it_is(event: bytes, id: str | None) -> bytes:
-    """These events have no id: their numbers stand in their data."""
-    return event
+        self._delivery.answer_json(exchange, json.loads(data)["response"])

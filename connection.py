@@ -250,7 +250,7 @@ class Exchange:
     @property
     def behind(self) -> bool:
         """Whether more waits for the client than the transport's high-water mark (64 KiB)."""
-        return self.queued > self._high_water
+        return self._transport.get_write_buffer_size() > self._high_water
 
     async def drained(self) -> None:
         """Wait until the client has taken most of what was written (or is gone)."""

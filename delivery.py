@@ -2,7 +2,7 @@
 
     reply      content -> dialect.parse -> Ask; then one of the first two below
     begin      Ask -> token ids (off the event loop) -> engine.submit
-    told       pieces -> held back, grouped -> what the dialect writes for each, and for the end
+    tell       pieces -> held back, grouped -> what the dialect writes for each, and for the end
     complete   waits for the whole reply, answers with one JSON body
     stream     head at once, then each piece as an event the moment the engine hands it over
     websocket  the same pieces as messages, and {"stop": true} heard at any time
@@ -22,9 +22,10 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
 import asks
@@ -45,10 +46,11 @@ from generation import (
 )
 from messages import Messages
 from metrics import Metrics
-from pieces import Banned, BannedPhrase, Pieces, grouped, held_back
-from replay import ABANDONED, Replay, ReplayStore, Tell, parse_event_id
+from outlet import Cut, Faulty, Outlet, Sender, ToClient
+from pieces import Banned, BannedPhrase, Pieces, grouped, held_back, pour
+from replay import ABANDONED, Replay, ReplayStore, parse_event_id
 from session import Session
-from simulated import FIELDS, Cut, SimulatedEngine, faulty
+from simulated import FIELDS, SimulatedEngine
 from upstream import UpstreamEngine
 
 JSON = "application/json"
@@ -143,6 +145,14 @@ class Entry:
             "timings": generation.timings.as_dict(),
             "page": self.page,
         }
+
+
+class Numbered(IntEnum):
+    """Which events of a stream are given an id."""
+
+    NONE = 0
+    END = 1
+    ALL = 2
 
 
 class Delivery:
@@ -247,60 +257,63 @@ class Delivery:
             pieces = grouped(pieces, ask.flush_tokens, ask.flush_ms)
         return pieces
 
-    async def told(self, entry: Entry, ask: Ask, events: Events) -> AsyncGenerator[Tell, None]:
-        """What to write at once, for each piece, then for the one end."""
+    async def tell(
+        self,
+        entry: Entry,
+        ask: Ask,
+        events: Events,
+        outlet: Outlet,
+        numbered: Numbered = Numbered.NONE,
+    ) -> None:
+        """Tell a reply: put an event for each piece the moment it is there, then for the one end.
+
+        Before the one after the end is put, `outlet.ready` is still to be awaited.
+        """
         generation = entry.generation
-        if begin := events.begin():
+
+        def number(which: Numbered) -> str | None:
             entry.told += 1
-            yield lambda id: begin, False
-        end = functools.partial(events.end, generation)
+            return f"{generation.id}:{entry.told}" if numbered >= which else None
+
+        def take(piece: str) -> bool:
+            return outlet.put(events.piece(piece, number(Numbered.ALL)))
+
+        if begin := events.begin():
+            number(Numbered.ALL)
+            outlet.put(begin)
+            await outlet.ready()
+        tell_end = functools.partial(events.end, generation)
         try:
-            async with aclosing(self._pieces(generation, ask)) as pieces:
-                async for piece in pieces:
-                    entry.told += 1
-                    yield functools.partial(events.piece, piece), False
+            await pour(self._pieces(generation, ask), take, outlet.ready)
         except GenerationError as error:
             generation.filtered = isinstance(error, BannedPhrase)
-            end = functools.partial(events.error, str(error), error.type)
+            tell_end = functools.partial(events.error, str(error), error.type)
         if broken_off := _broken_off(generation):
-            end = functools.partial(events.error, *broken_off)
-        entry.told += 1
-        yield end, True
+            tell_end = functools.partial(events.error, *broken_off)
+        outlet.put(tell_end(number(Numbered.END)))
 
-    async def write(
+    def outlet(
         self,
         exchange: Exchange,
-        framed: AsyncGenerator[bytes, None],
+        sender: Sender,
         generation: Generation | None,
         faults: Mapping[str, int] | None,
-    ) -> bool:
-        """Write what is told, each thing at once; False when a fault asked for a cut.
-
-        `generation` is what a slow client slows down; None where what is told is kept anyway.
-        """
+    ) -> ToClient:
+        """What to tell a client through; `generation` is what its slowness slows down, if any."""
         if faults:
-            framed = faulty(framed, faults, exchange.write)
+            return Faulty(exchange, sender, self.policy.slow_client, generation, faults)
+        return ToClient(exchange, sender, self.policy.slow_client, generation)
+
+    @staticmethod
+    async def write(exchange: Exchange, outlet: Outlet, telling: Awaitable[None]) -> bool:
+        """Tell to the end; False when a fault asked for a cut."""
         try:
-            async with aclosing(framed):
-                async for data in framed:
-                    exchange.write(data)
-                    if exchange.behind:
-                        await self._wait_for_client(exchange, generation)
+            await telling
+            await outlet.ready()
         except Cut:
             exchange.cut()
             return False
         return True
-
-    async def _wait_for_client(self, exchange: Exchange, generation: Generation | None) -> None:
-        """The client is behind by more than the high-water mark: the policy is a choice."""
-        if generation is None:
-            await exchange.drained()
-        elif self.policy.slow_client == "drop":
-            exchange.lost("too slow: it fell behind")
-        elif self.policy.slow_client == "pause":
-            generation.pause(True)
-            await exchange.drained()
-            generation.pause(False)
 
     # The two ways to answer over HTTP, by route or by what the request asks for.
 
@@ -385,7 +398,7 @@ class Delivery:
         events = dialect.events(ask, entry.generation)
         if ask.resume:
             replay = Replay(entry.generation, self.policy.grace_s)
-            self.replays.add(replay, self.told(entry, ask, events))
+            self.replays.add(replay, self.tell(entry, ask, events, replay, Numbered.ALL))
             # An `EventSource` can't read the head, and reconnects: it is told the id as an event.
             begin = begun(entry.generation.id) if exchange.request.method == "GET" else b""
             await self.follow(exchange, replay, 0, entry, ask.faults, begin)
@@ -393,8 +406,12 @@ class Delivery:
         with entry.generation as generation:
             self.start(exchange, generation, events.heartbeat)
             self.watch(exchange, entry)
-            framed = self._framed(exchange, entry, self.told(entry, ask, events))
-            if await self.write(exchange, framed, generation, ask.faults):
+            # Only an `EventSource` uses GET, and it reconnects after the end: the end's id tells
+            # it apart from one that begins (see `_resume`).
+            numbered = Numbered.END if exchange.request.method == "GET" else Numbered.NONE
+            outlet = self.outlet(exchange, exchange, generation, ask.faults)
+            telling = self.tell(entry, ask, events, outlet, numbered)
+            if await self.write(exchange, outlet, telling):
                 exchange.finish()
 
     async def begin(self, exchange: Exchange, ask: Ask) -> Entry:
@@ -424,20 +441,6 @@ class Delivery:
         fields = [*STREAM_FIELDS, *self._access.fields(exchange.request)]
         fields.append(("Reply-Id", generation.id))
         exchange.start(200, fields, heartbeat if self.policy.heartbeats else b"", heartbeat)
-
-    async def _framed(
-        self, exchange: Exchange, entry: Entry, told: AsyncGenerator[Tell, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """Events as they go on the wire.
-
-        Only an `EventSource` uses GET, and it reconnects after the end: the end's id tells it
-        apart from one that begins (see `_resume`).
-        """
-        numbered = exchange.request.method == "GET"
-        async with aclosing(told):
-            async for tell, is_end in told:
-                id = f"{entry.generation.id}:{entry.told}" if numbered and is_end else None
-                yield exchange.frame(tell(id))
 
     async def resume(self, exchange: Exchange) -> None:
         """`GET /stream/ID`: what follows `Last-Event-ID`, or all of it."""
@@ -489,12 +492,9 @@ class Delivery:
         if begin:
             exchange.write(exchange.frame(begin))
 
-        async def framed() -> AsyncGenerator[bytes, None]:
-            async with aclosing(replay.follow(after, lambda: exchange.gone is None)) as events:
-                async for event in events:
-                    yield exchange.frame(event)
-
-        if await self.write(exchange, framed(), None, faults):
+        outlet = self.outlet(exchange, exchange, None, faults)
+        telling = replay.follow(after, outlet, lambda: exchange.gone is None)
+        if await self.write(exchange, outlet, telling):
             exchange.finish()
 
     def find(self, id: str) -> Entry | None:
@@ -509,7 +509,7 @@ class Delivery:
             raise Refusal(404, "this reply is unknown", "not_found")
         running = entry.generation.finish_reason is None
         entry.generation.cancel("cancelled by id")
-        self.tell(exchange, {"id": entry.generation.id, "cancelled": running})
+        self.answer_json(exchange, {"id": entry.generation.id, "cancelled": running})
 
     async def mark(self, exchange: Exchange) -> None:
         """`POST /log/ID`: take in what the page measured; answer with the reply's line."""
@@ -518,7 +518,7 @@ class Delivery:
         if entry is None:
             raise Refusal(404, "this reply is unknown", "not_found")
         entry.page = marks
-        self.tell(exchange, entry.as_dict())
+        self.answer_json(exchange, entry.as_dict())
 
     async def count_tokens(self, exchange: Exchange, dialect: Messages) -> None:
         """`POST /v1/messages/count_tokens`: what the model would have to read."""
@@ -526,9 +526,9 @@ class Delivery:
             message = "tokens can't be counted here: the server behind this one has the tokenizer"
             raise Refusal(501, message, "not_supported")
         ids = await self._tokenize(dialect.prompt(await self._body(exchange)), self.engine)
-        self.tell(exchange, {"input_tokens": len(ids)})
+        self.answer_json(exchange, {"input_tokens": len(ids)})
 
-    def tell(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
+    def answer_json(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Answer with JSON."""
         fields = self._access.fields(exchange.request)
         exchange.respond(200, to_json(body).encode(), JSON, fields)
@@ -563,17 +563,13 @@ class Delivery:
 
     async def _converse(self, exchange: Exchange, session: Session, entry: Entry, ask: Ask) -> None:
         """Send pieces and listen at the same time, until the reply or the client ends."""
-
-        async def framed() -> AsyncGenerator[bytes, None]:
-            async with aclosing(self.told(entry, ask, Frames())) as told:
-                async for tell, _ in told:
-                    yield session.frame(tell(None))
-
         with entry.generation as generation:
             self.watch(exchange, entry)
             listening = asyncio.create_task(self._listen(session, entry))
             try:
-                whole = await self.write(exchange, framed(), generation, ask.faults)
+                outlet = self.outlet(exchange, session, generation, ask.faults)
+                telling = self.tell(entry, ask, Frames(), outlet)
+                whole = await self.write(exchange, outlet, telling)
             finally:
                 listening.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

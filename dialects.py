@@ -49,10 +49,18 @@ from generation import Generation
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
+
+
 def to_json(value: object) -> str:
     """Encode as JSON that every line-based client keeps in one piece."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS_ELSEWHERE)
+
+
+def _text_object(text: str) -> str:
+    """`{"text": text}`, the one object that is written for each token."""
+    return f'{{"text": {to_json(text)}}}'
 
 
 class Dialect(Protocol):
@@ -120,7 +128,7 @@ class Plain:
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: {"text": "Two"}`."""
-        return sse.encode(to_json({"text": text}), id=id)
+        return sse.encode(_text_object(text), id=id)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """The usage if it was asked for, then `[DONE]`.
@@ -148,7 +156,7 @@ class Named(Plain):
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`event: token`."""
-        return sse.encode(to_json({"text": text}), event="token", id=id)
+        return sse.encode(_text_object(text), event="token", id=id)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """`event: done`."""
@@ -212,7 +220,7 @@ class Frames:
 
     def piece(self, text: str, id: str | None = None) -> str:
         """`{"text": "Two"}`."""
-        return to_json({"text": text})
+        return _text_object(text)
 
     def end(self, generation: Generation, id: str | None = None) -> str:
         """`{"done": true, ...}`."""

@@ -26,6 +26,10 @@ MAX_LOGPROBS = 20
 GREEDY_BELOW = 0.01
 
 
+# Takes a piece, at once; False when it wants no more for now.
+Take = Callable[[str], bool]
+
+
 class BadRequest(ValueError):
     """The request can't be right. `field` names what is wrong; the text is safe to show."""
 
@@ -157,8 +161,9 @@ class Generation:
     """One reply in the making: iterate over its pieces, or cancel it.
 
     `async for piece in generation` yields non-empty strings and ends when the reply does;
-    `finish_reason` then says why. Raises `GenerationError` when the model failed. Leaving a
-    `with generation:` block cancels what is still running.
+    `finish_reason` then says why. Raises `GenerationError` when the model failed. `pour` is the
+    same without a task to wake for each piece. Leaving a `with generation:` block cancels what is
+    still running.
     """
 
     def __init__(self, prompt_tokens: int, notify: Callable[[], None] | None = None) -> None:
@@ -182,7 +187,8 @@ class Generation:
         self._notify = notify  # wakes the engine when a flag above has changed
         self._pieces: deque[tuple[str, Sequence[TokenLogprob]]] = deque()
         self._logprobs: list[TokenLogprob] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._take: Take | None = None  # where pieces go while `pour` waits
+        self._waiter: asyncio.Future[bool] | None = None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -237,25 +243,67 @@ class Generation:
 
         `logprobs` tells of the tokens that begin in `piece`.
         """
-        if piece:
+        if piece and self._take is not None:
+            self._hand(self._take, piece, logprobs)
+        elif piece:
             self._pieces.append((piece, logprobs))
+            self._wake_consumer(True)
         if finish_reason is not None:
             self.finish_reason = finish_reason
             self.duration = time.monotonic() - self.submitted
             if self.on_finish is not None:
                 # Not from here: what goes wrong in it must not cost the consumer its end.
                 asyncio.get_running_loop().call_soon(self.on_finish, self)
+            self._wake_consumer(True)
+
+    def _hand(self, take: Take, piece: str, logprobs: Sequence[TokenLogprob]) -> None:
+        """Give a piece to whoever pours: what goes wrong there is raised there."""
+        self._logprobs += logprobs
+        try:
+            if take(piece):
+                return
+            self._wake_consumer(False)
+        except Exception as error:
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+        self._take = None
+
+    def _wake_consumer(self, result: bool) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(result)
+
+    async def pour(self, take: Take) -> bool:
+        """Have `take` called with each piece, from here on in the moment that it is delivered.
+
+        That saves the wake-up of a task for each. True at the end of the reply; False when `take`
+        wants no more for now: what comes then is kept for the next call. Raises what `take`
+        raises, and `GenerationError` when the model failed.
+        """
+        while self._pieces:
+            piece, logprobs = self._pieces.popleft()
+            self._logprobs += logprobs
+            if not take(piece):
+                return False
+        if self._ended():
+            return True
+        self._take = take
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            return await self._waiter and self._ended()
+        finally:
+            self._take = None
+
+    def _ended(self) -> bool:
+        if self.finish_reason == "error":
+            raise self.failure or GenerationError(self.error or "the model failed")
+        return self.finish_reason is not None
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
         while not self._pieces:
-            if self.finish_reason == "error":
-                raise self.failure or GenerationError(self.error or "the model failed")
-            if self.finish_reason is not None:
+            if self._ended():
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -21,8 +21,8 @@ Read next: `responses.py`.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ from connection import Exchange
 from delivery import Delivery, Entry
 from generation import BadRequest, Generation
 from models import Served
-from replay import Tell
+from outlet import Outlet
 
 UNSUPPORTED_TEXT: dict[str, tuple[object, ...]] = {
     **UNSUPPORTED,
@@ -243,7 +243,7 @@ class Several:
             for ask, entry in zip(asks, entries, strict=True)
         ]
         generations = [entry.generation for entry in entries]
-        self._delivery.tell(exchange, self._dialect.bodies(asks, generations, texts))
+        self._delivery.answer_json(exchange, self._dialect.bodies(asks, generations, texts))
 
     async def _stream(
         self, exchange: Exchange, asks: Sequence[Ask], entries: Sequence[Entry]
@@ -255,52 +255,54 @@ class Several:
         ]
         self._delivery.start(exchange, lead, writers[0].heartbeat)
         self._delivery.watch(exchange, *entries)
-        parts = [
-            self._delivery.told(entry, ask, writer)
-            for entry, ask, writer in zip(entries, asks, writers, strict=True)
-        ]
-        framed = self._framed(exchange, entries, interleaved(parts), writers[0])
-        if await self._delivery.write(exchange, framed, None, asks[0].faults):
+        outlet = self._delivery.outlet(exchange, exchange, None, asks[0].faults)
+        telling = self._side_by_side(asks, entries, writers, outlet)
+        if await self._delivery.write(exchange, outlet, telling):
             exchange.finish()
 
-    async def _framed(
+    async def _side_by_side(
         self,
-        exchange: Exchange,
+        asks: Sequence[Ask],
         entries: Sequence[Entry],
-        told: AsyncGenerator[tuple[int, Tell], None],
-        writer: TextWriter,
-    ) -> AsyncGenerator[bytes, None]:
-        """Events as they go on the wire, until all have ended or one has failed."""
-        generations = [entry.generation for entry in entries]
-        async with aclosing(told):
-            async for number, (tell, is_end) in told:
-                yield exchange.frame(tell(None))
-                if is_end and not _is_whole(generations[number]):
-                    return
-        yield exchange.frame(writer.closing_all(generations))
+        writers: Sequence[TextWriter],
+        outlet: Outlet,
+    ) -> None:
+        """Tell all replies as they come, until all have ended or one has failed."""
+        until_failure = UntilFailure(outlet)
+
+        async def tell(ask: Ask, entry: Entry, writer: TextWriter) -> None:
+            await self._delivery.tell(entry, ask, writer, until_failure)
+            until_failure.failed |= not _is_whole(entry.generation)
+
+        tasks = {
+            asyncio.create_task(tell(*each)) for each in zip(asks, entries, writers, strict=True)
+        }
+        waiting = tasks
+        try:
+            while waiting and not until_failure.failed:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not until_failure.failed:
+            outlet.put(writers[0].closing_all([entry.generation for entry in entries]))
+
+
+class UntilFailure:
+    """Passes on what is put until one of several replies has failed: that ends them all."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.failed = False
+        self.ready = outlet.ready
+        self._put = outlet.put
+
+    def put(self, data: bytes) -> bool:
+        """Pass on."""
+        return self.failed or self._put(data)
 
 
 def _is_whole(generation: Generation) -> bool:
     return generation.filtered or generation.finish_reason in ("stop", "length")
-
-
-async def interleaved(
-    parts: Sequence[AsyncGenerator[Tell, None]],
-) -> AsyncGenerator[tuple[int, Tell], None]:
-    """Yield what each part tells as it comes, with the part's number."""
-    waiting = {asyncio.create_task(anext(part, None)): i for i, part in enumerate(parts)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                number = waiting.pop(task)
-                told = task.result()
-                if told is not None:
-                    yield number, told
-                    waiting[asyncio.create_task(anext(parts[number], None))] = number
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for part in parts:
-            await part.aclose()

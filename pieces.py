@@ -1,7 +1,8 @@
 """Pieces on their way from the engine to the wire: held back, grouped, or neither.
 
-A generation yields a piece a token, and by default each is sent at once. Two things may be asked
-to stand in between, each a generator over pieces that a reader can follow alone:
+A generation makes a piece a token, and by default each is sent at once: `pour` hands it from the
+engine's crossing straight to whoever writes. Two things may be asked to stand in between, each a
+generator over pieces that a reader can follow alone:
 
     held_back   the last w pieces wait, so that a banned phrase that completes among them was
                 never sent: w tokens later to the reader, w x (time per output token)
@@ -13,16 +14,16 @@ Both keep the end law: what they hold is given out at the end, and an error pass
 what was safe to send. Both are closed by `aclose`, and close what they read from: the generation
 then stops.
 
-Read next: `replay.py`.
+Read next: `outlet.py`.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from generation import GenerationError
+from generation import Generation, GenerationError, Take
 
 
 class Pieces(Protocol):
@@ -69,6 +70,21 @@ class Banned:
         """Where the first phrase that is complete in a folded text begins; None without one."""
         starts = [start for phrase in self._phrases if (start := text.find(phrase)) >= 0]
         return min(starts, default=None)
+
+
+async def pour(pieces: Pieces, take: Take, ready: Callable[[], Awaitable[None]]) -> None:
+    """Have `take` called with each piece; after it returned False, once `ready` is.
+
+    From a generation itself they come in the very moment that the engine hands them over.
+    """
+    if isinstance(pieces, Generation):
+        while not await pieces.pour(take):
+            await ready()
+        return
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if not take(piece):
+                await ready()
 
 
 async def held_back(pieces: Pieces, tokens: int, banned: Banned) -> AsyncGenerator[str, None]:

@@ -1,7 +1,7 @@
 """Replies that can be resumed: numbered events, kept for a while, followed by whoever comes.
 
-    generation --> fill() --> events 1, 2, 3 ... --> follow(after=0)   the first connection
-                              (kept)             --> follow(after=2)   after Last-Event-ID: ID:2
+    tell() --> put() --> events 1, 2, 3 ... --> follow(after=0)   the first connection
+                         (kept)             --> follow(after=2)   after Last-Event-ID: ID:2
 
 A resumable reply is not tied to the connection that asked for it. When nobody follows it any
 more, it has a grace time in which somebody may come back; then it is cancelled. After its end the
@@ -20,14 +20,11 @@ Read next: `connection.py`.
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from generation import BadRequest, Generation, QueueFull
-
-# What to write for an event, once its id is known; and whether it is the last.
-Tell = tuple[Callable[[str | None], Any], bool]
+from outlet import Outlet
 
 ABANDONED = "nobody came back for it"
 
@@ -61,28 +58,34 @@ class Replay:
         self._more = asyncio.Event()
         self._abandonment: asyncio.TimerHandle | None = None
 
-    async def fill(self, told: AsyncGenerator[Tell, None]) -> None:
-        """Take in the reply's events as they are made; each is told its id."""
+    async def fill(self, telling: Awaitable[None]) -> None:
+        """Be there while the reply is told to this outlet."""
         self._wait_for_followers()
         try:
             with self.generation:
-                async with aclosing(told):
-                    async for tell, is_end in told:
-                        self.events.append(tell(f"{self.generation.id}:{len(self.events) + 1}"))
-                        self.whole = is_end
-                        self.wake()
+                await telling
+                self.whole = True
         finally:
             self.complete = True
             self.wake()
             self._forget_abandonment()
+
+    def put(self, data: bytes) -> bool:
+        """Keep the next event."""
+        self.events.append(data)
+        self.wake()
+        return True
+
+    async def ready(self) -> None:
+        """There is always room for one more."""
 
     def wake(self) -> None:
         """Have every follower look again: for new events, and whether it is still wanted."""
         self._more.set()
         self._more = asyncio.Event()
 
-    async def follow(self, after: int, wanted: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-        """Yield the events that come after number `after`: first those kept, then live ones.
+    async def follow(self, after: int, outlet: Outlet, wanted: Callable[[], bool]) -> None:
+        """Put the events that come after number `after`: first those kept, then live ones.
 
         Ends with the reply, or when it is woken and not `wanted` any more. RuntimeError when the
         reply broke off without an end, which must not look like one.
@@ -93,17 +96,28 @@ class Replay:
             while wanted():
                 while after < len(self.events):
                     after += 1
-                    yield self.events[after - 1]
+                    if not outlet.put(self.events[after - 1]):
+                        await outlet.ready()
                     if after % TURN == 0:
                         await asyncio.sleep(0)
                 if self.complete:
-                    if self.whole:
-                        return
-                    raise RuntimeError(f"{self.generation.id} broke off without an end")
+                    break
                 await self._more.wait()
+            if wanted() and not self.whole:
+                raise self._broken_off()
         finally:
             self._followers -= 1
             self._wait_for_followers()
+
+    async def reached(self, number: float) -> None:
+        """Wait for so many events, or the end. RuntimeError when it broke off before."""
+        while len(self.events) < number and not self.complete:
+            await self._more.wait()
+        if len(self.events) < number and not self.whole:
+            raise self._broken_off()
+
+    def _broken_off(self) -> RuntimeError:
+        return RuntimeError(f"{self.generation.id} broke off without an end")
 
     def _wait_for_followers(self) -> None:
         """With none, give the reply up after the grace time, unless one comes."""
@@ -144,11 +158,11 @@ class ReplayStore:
                 raise QueueFull(f"{self._most} resumable replies are running already")
             del self._replays[oldest]
 
-    def add(self, replay: Replay, told: AsyncGenerator[Tell, None]) -> None:
+    def add(self, replay: Replay, telling: Coroutine[Any, Any, None]) -> None:
         """Begin to fill a reply, independently of any connection; see `make_room`."""
         id = replay.generation.id
         self._replays[id] = replay
-        task = asyncio.create_task(replay.fill(told), name=f"fill {id}")
+        task = asyncio.create_task(replay.fill(telling), name=f"fill {id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._filled(task, id))
 

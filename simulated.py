@@ -15,7 +15,7 @@ faults, which strike after so many words:
     garbage_after   bytes that are no valid event, frame or chunk
     split_at        every write is cut into parts of so many bytes
 
-The first two are made by `SimulatedEngine`, the others by `faulty`, on the way to the socket.
+The first two are made by `SimulatedEngine`, the others by `outlet.Faulty`, at the socket.
 
 Not here: rows, batches, sampling; `schema` and `logprobs`, which are refused: words drawn from a
 list fit no schema and have no probabilities worth telling. Read next: `asks.py`.
@@ -25,8 +25,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Any
 
 from detokenizer import StopStrings
@@ -39,11 +38,6 @@ kept late light little long made moment more morning never next of on once one o
 piece reader river same sent slow small so soon still the then there they through time to token
 under until up water when which while wind with without word work
 """.split()  # noqa: SIM905 (a list of ninety literals is no better)
-
-# Neither a chunk size, nor an event, nor a frame that a server may send, nor UTF-8.
-GARBAGE = b"\xff\xfe\x00garbage\r\n\r\n"
-# Between two parts of a split write, so that they are read as two.
-SPLIT_S = 0.001
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
@@ -217,32 +211,6 @@ class Schedule:
             self._engine.forget(self)
             self.generation.matched_stop = self._stops.matched
             self.generation.deliver(piece + self._stops.finish(), finish_reason)
-
-
-class Cut(Exception):
-    """The connection is to be cut here, without an end."""
-
-
-async def faulty(
-    told: AsyncGenerator[bytes, None], faults: Mapping[str, int], garbage: Callable[[bytes], None]
-) -> AsyncGenerator[bytes, None]:
-    """Pass on what would be written, until a fault is due; each item is an event or message.
-
-    Raises `Cut` after `truncate_after` items. `garbage` writes bytes without any framing.
-    """
-    number = 0
-    async with aclosing(told):
-        async for data in told:
-            if number == faults.get("truncate_after"):
-                raise Cut
-            if number == faults.get("garbage_after"):
-                garbage(GARBAGE)
-            number += 1
-            size = faults.get("split_at") or max(1, len(data))
-            for start in range(0, len(data), size):
-                if start:
-                    await asyncio.sleep(SPLIT_S)
-                yield data[start : start + size]
 
 
 def _content(message: dict[str, Any]) -> str:

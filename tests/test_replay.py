@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +18,7 @@ from delivery import Policy
 from engine import Engine
 from generation import BadRequest, Generation, QueueFull
 from pieces import Banned
-from replay import Replay, ReplayStore, Tell, parse_event_id
+from replay import Replay, ReplayStore, parse_event_id
 from simulated import SimulatedEngine
 
 ASK = {"prompt": "One, two,", "max_tokens": 9, "seed": 7, "resume": True}
@@ -44,42 +43,58 @@ class TestEventId:
         assert caught.value.field == "Last-Event-ID"
 
 
-async def told(number: int, gate: asyncio.Event | None = None) -> AsyncGenerator[Tell, None]:
+async def tell(replay: Replay, number: int, gate: asyncio.Event | None = None) -> None:
     for i in range(number):
-        yield (lambda id, i=i: f"{id.partition(':')[2]}={i} ".encode()), i == number - 1
+        replay.put(f"{i} ".encode())
         if gate is not None and i == 0:
             await gate.wait()
 
 
+class Kept:
+    """An outlet that is always ready."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def put(self, data: bytes) -> bool:
+        self.content += data
+        return True
+
+    async def ready(self) -> None:
+        raise AssertionError("it always is")
+
+
 async def read(replay: Replay, after: int = 0) -> bytes:
-    return b"".join([event async for event in replay.follow(after, lambda: True)])
+    outlet = Kept()
+    await replay.follow(after, outlet, lambda: True)
+    return outlet.content
 
 
 class TestStore:
-    async def test_numbers_from_one(self) -> None:
+    async def test_from_any_number(self) -> None:
         store = ReplayStore(60)
         replay = Replay(Generation(1), 60)
-        store.add(replay, told(3))
-        assert await read(replay) == b"1=0 2=1 3=2 "
-        assert await read(replay, 2) == b"3=2 "
+        store.add(replay, tell(replay, 3))
+        assert await read(replay) == b"0 1 2 "
+        assert await read(replay, 2) == b"2 "
         assert await read(replay, 3) == b""
         assert store.get(replay.generation.id) is replay
 
     async def test_all_who_follow_get_each_event_once(self) -> None:
         gate = asyncio.Event()
         replay = Replay(Generation(1), 60)
-        ReplayStore(60).add(replay, told(5, gate))
+        ReplayStore(60).add(replay, tell(replay, 5, gate))
         followers = [asyncio.ensure_future(read(replay)) for _ in range(3)]
         await eventually(lambda: replay.events)
         late = asyncio.ensure_future(read(replay, 1))
         gate.set()
-        whole = b"1=0 2=1 3=2 4=3 5=4 "
-        assert await asyncio.gather(*followers, late) == [whole] * 3 + [whole[4:]]
+        whole = b"0 1 2 3 4 "
+        assert await asyncio.gather(*followers, late) == [whole] * 3 + [whole[2:]]
 
     async def test_expires_after_keep(self) -> None:
         store = ReplayStore(keep_s=0.01)
         replay = Replay(Generation(1), 60)
-        store.add(replay, told(3))
+        store.add(replay, tell(replay, 3))
         await read(replay)
         await eventually(lambda: not len(store))
         assert store.get(replay.generation.id) is None
@@ -89,7 +104,7 @@ class TestStore:
         replays = [Replay(Generation(1), 60) for _ in range(5)]
         for replay in replays:
             store.make_room()
-            store.add(replay, told(3))
+            store.add(replay, tell(replay, 3))
             await read(replay)
         assert len(store) == 2
         assert [store.get(r.generation.id) is not None for r in replays] == [False] * 3 + [True] * 2
@@ -99,7 +114,8 @@ class TestStore:
         store = ReplayStore(60, most=2)
         for _ in range(2):
             store.make_room()
-            store.add(Replay(Generation(1), 60), told(3, gate))
+            replay = Replay(Generation(1), 60)
+            store.add(replay, tell(replay, 3, gate))
         with pytest.raises(QueueFull):
             store.make_room()
         gate.set()
@@ -109,12 +125,12 @@ class TestStore:
 
     async def test_a_reply_that_nobody_ever_followed_is_given_up(self) -> None:
         replay = Replay(Generation(1), grace_s=0.01)
-        ReplayStore(60).add(replay, told(3, asyncio.Event()))
+        ReplayStore(60).add(replay, tell(replay, 3, asyncio.Event()))
         await eventually(lambda: replay.generation.cancel_reason)
 
     async def test_a_long_replay_lets_others_have_their_turn(self) -> None:
         replay = Replay(Generation(1), 60)
-        ReplayStore(60).add(replay, told(1000))
+        ReplayStore(60).add(replay, tell(replay, 1000))
         await eventually(lambda: replay.complete)
         turns = 0
 
@@ -133,8 +149,8 @@ class TestStore:
     async def test_a_fault_of_ours_is_no_end(self) -> None:
         """The end law: followers of a reply whose telling failed learn that it broke off."""
 
-        async def failing() -> AsyncGenerator[Tell, None]:
-            yield (lambda id: b"1"), False
+        async def failing() -> None:
+            replay.put(b"1")
             raise KeyError("a bug")
 
         reported: list[Any] = []
@@ -143,6 +159,9 @@ class TestStore:
         ReplayStore(60).add(replay, failing())
         with pytest.raises(RuntimeError, match="broke off"):
             await read(replay)
+        await replay.reached(1)
+        with pytest.raises(RuntimeError, match="broke off"):
+            await replay.reached(2)
         await eventually(lambda: reported)
         assert isinstance(reported[0]["exception"], KeyError)
         assert replay.generation.cancel_reason  # and nothing is generated for it

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from serving import Running, eventually, serving
 from client import Failure, Options, Reply, ask
 from engine import Engine
 from generation import BadRequest, EngineDown, Generation, SamplingParams
-from simulated import FAULTS, GARBAGE, WORDS, Cut, SimulatedEngine, faulty
+from simulated import FAULTS, WORDS, SimulatedEngine
 
 
 class Clock:
@@ -296,45 +296,6 @@ class TestReply:
         generation.cancel()
         clock.run()
         assert generation.finish_reason == "cancelled"
-
-
-class TestFaulty:
-    async def run(self, faults: dict[str, int], *told: bytes) -> tuple[list[bytes], bool]:
-        """What is written, and whether the connection was to be cut."""
-
-        async def tell() -> AsyncGenerator[bytes, None]:
-            for data in told:
-                yield data
-
-        written: list[bytes] = []
-        try:
-            async for data in faulty(tell(), faults, written.append):
-                written.append(data)
-        except Cut:
-            return written, True
-        return written, False
-
-    @pytest.mark.parametrize(
-        ("faults", "written", "cut"),
-        [
-            ({}, [b"abc", b"de"], False),
-            ({"truncate_after": 0}, [], True),
-            ({"truncate_after": 1}, [b"abc"], True),
-            ({"truncate_after": 2}, [b"abc", b"de"], False),
-            ({"garbage_after": 0}, [GARBAGE, b"abc", b"de"], False),
-            ({"garbage_after": 1}, [b"abc", GARBAGE, b"de"], False),
-            ({"split_at": 2}, [b"ab", b"c", b"de"], False),
-            ({"split_at": 1, "truncate_after": 1}, [b"a", b"b", b"c"], True),
-            ({"split_at": 99}, [b"abc", b"de"], False),
-            ({"split_at": 0}, [b"abc", b"de"], False),
-        ],
-    )
-    async def test_table(self, faults: dict[str, int], written: list[bytes], cut: bool) -> None:
-        assert await self.run(faults, b"abc", b"de") == (written, cut)
-
-    async def test_an_empty_write_is_none(self) -> None:
-        """A message to a WebSocket that is closing is no bytes at all."""
-        assert await self.run({"fail_after": 9}, b"", b"a") == ([b"a"], False)
 
 
 # On every route, seen by the project's own client.

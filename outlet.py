@@ -1,0 +1,125 @@
+"""Where the telling of a reply goes: a client that keeps up or does not, with faults or without.
+
+    tell --- put(event) ---> Outlet --- exchange.write ---> the socket, at once
+         <-- False ---------           the client is behind, or a fault takes its time:
+         --- await ready() ->          until more may follow
+
+A put writes in the moment that the engine hands the piece over. Only when it answers False does a
+task have to wait, and only then are pieces kept in the `Generation`.
+
+Faults on the wire are for clients that have to be tested: `simulated.py` lists them.
+
+Read next: `replay.py`, whose outlet remembers.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from connection import Exchange
+from generation import Generation
+
+# Neither a chunk size, nor an event, nor a frame that a server may send, nor UTF-8.
+GARBAGE = b"\xff\xfe\x00garbage\r\n\r\n"
+# Between two parts of a split write, so that they are read as two.
+SPLIT_S = 0.001
+
+
+class Outlet(Protocol):
+    """What `Delivery.tell` writes to."""
+
+    def put(self, data: Any) -> bool:
+        """Write an event or message now; False when `ready` is to be awaited before the next."""
+
+    async def ready(self) -> None:
+        """Wait until more may follow."""
+
+
+class Sender(Protocol):
+    """An `Exchange` that streams, or a WebSocket's `Session`."""
+
+    def frame(self, data: Any) -> bytes:
+        """How an event or a message goes on the wire."""
+
+
+class ToClient:
+    """Writes to one client.
+
+    While it is behind by more than the transport's high-water mark, `slow_client` says what to do
+    (see `delivery.Policy`). `generation` is what a pause stops; None where what is told is kept
+    anyway: then the client is just waited for.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        sender: Sender,
+        slow_client: str,
+        generation: Generation | None,
+    ) -> None:
+        self._exchange = exchange
+        self._frame = sender.frame
+        self._slow_client = slow_client
+        self._generation = generation
+        self._buffers = generation is not None and slow_client == "buffer"
+
+    def put(self, data: Any) -> bool:
+        """Write; False to a client that is behind, unless its bytes may pile up."""
+        self._exchange.write(self._frame(data))
+        return self._buffers or not self._exchange.behind
+
+    async def ready(self) -> None:
+        """Wait for a client that is behind, or leave it behind."""
+        if self._buffers or not self._exchange.behind:
+            return
+        if self._generation is None:
+            await self._exchange.drained()
+        elif self._slow_client == "drop":
+            self._exchange.lost("too slow: it fell behind")
+        else:
+            self._generation.pause(True)
+            await self._exchange.drained()
+            self._generation.pause(False)
+
+
+class Cut(Exception):
+    """The connection is to be cut here, without an end."""
+
+
+class Faulty(ToClient):
+    """Writes to one client, until a fault is due."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        sender: Sender,
+        slow_client: str,
+        generation: Generation | None,
+        faults: Mapping[str, int],
+    ) -> None:
+        super().__init__(exchange, sender, slow_client, generation)
+        self._faults = faults
+        self._held: deque[bytes] = deque()
+        self._number = 0  # of what was written so far
+
+    def put(self, data: Any) -> bool:
+        """Keep it for `ready`, which has the time that faults take."""
+        self._held.append(self._frame(data))
+        return False
+
+    async def ready(self) -> None:
+        """Write what was put, faults included. Raises `Cut` when one is due."""
+        while self._held:
+            if self._number == self._faults.get("truncate_after"):
+                raise Cut
+            if self._number == self._faults.get("garbage_after"):
+                self._exchange.write(GARBAGE)
+            self._number += 1
+            data = self._held.popleft()
+            size = self._faults.get("split_at") or max(1, len(data))
+            for start in range(0, len(data), size):
+                if start:
+                    await asyncio.sleep(SPLIT_S)
+                self._exchange.write(data[start : start + size])
+            await super().ready()
