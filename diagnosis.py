@@ -34,12 +34,14 @@ from measures import Event, Failure, Mode, Reply, percentile
 # Silent reading at 238 words a minute (Brysbaert 2019) and 1.38 tokens a word: 183 ms a token.
 READER_S = 0.180
 
-# Shorter silences are not noticed by a reader, and are made by batches, radio and schedulers.
+# A gap that ends a burst; and the silence before one that counts: shorter ones are not noticed by a
+# reader, and are made by batches, radio and schedulers.
+PAUSE_S = 0.050
 SILENCE_S = 0.150
 # What comes after a silence is packed if it has so many events, each within so much of the last.
 PACKED_EVENTS = 5
 PACKED_S = 0.0005
-# The share of the text events that must come packed; the last block is seldom full.
+# The share of the text events that must come packed.
 PACKED_SHARE = 0.8
 # Fewer text events prove nothing.
 FEWEST_EVENTS = 8
@@ -185,11 +187,7 @@ def _pacing(reply: Reply) -> list[Finding]:
         return []
     bursts = bursts_of(events)
     packed = [burst for burst in bursts if burst.packed]
-    if (
-        sum(burst.count for burst in packed)
-        >= PACKED_SHARE * len(events)
-        >= PACKED_SHARE * FEWEST_EVENTS
-    ):
+    if len(events) >= FEWEST_EVENTS and _packed_share(bursts, packed) >= PACKED_SHARE:
         return [_kept(reply, events, bursts, packed)]
     findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
     if not any(finding.kind in (Kind.STALLS, Kind.SLOW) for finding in findings):
@@ -213,13 +211,22 @@ def _without_text(reply: Reply) -> list[Finding]:
 def bursts_of(events: Sequence[Event]) -> list[Burst]:
     """Return the text events as bursts; the first silence begins with the request."""
     dates = [event.at for event in events]
-    starts = [0, *(i for i, (a, b) in enumerate(pairwise(dates), 1) if b - a >= SILENCE_S)]
+    starts = [0, *(i for i, (a, b) in enumerate(pairwise(dates), 1) if b - a >= PAUSE_S)]
     bursts, before = [], 0.0
     for start, end in pairwise([*starts, len(dates)]):
         group = dates[start:end]
         bursts.append(Burst(len(group), group[0], group[-1], group[0] - before))
         before = group[-1]
     return bursts
+
+
+def _packed_share(bursts: Sequence[Burst], packed: Sequence[Burst]) -> float:
+    """Return which share of the events came packed, but for a last block that was not full."""
+    total = sum(burst.count for burst in bursts)
+    rest = bursts[-1]
+    if len(packed) >= 2 and not rest.packed and rest.count < packed[-1].count:
+        total -= rest.count
+    return sum(burst.count for burst in packed) / total
 
 
 def _kept(
