@@ -214,8 +214,12 @@ def read_ollama(event_type: str, data: str) -> Meaning:
 
 
 def read_plain(event_type: str, data: str) -> Meaning:
-    """Return data as the text it is."""
-    return THE_END if data == DONE else Meaning(text=data)
+    """Return data as the text it is, unless the event has a type that says otherwise."""
+    if event_type in ("message", "token"):
+        return THE_END if data == DONE else Meaning(text=data)
+    if event_type == "error":
+        return Meaning(end=True, error=error_words(data))
+    return THE_END if event_type == "done" else NOTHING
 
 
 READINGS: dict[str, Reading] = {
@@ -265,6 +269,8 @@ class Reader:
 
 def detect(event_type: str, data: str) -> str:
     """Return the dialect that an event is shaped like; of two that say the same, the first."""
+    if event_type == "error":
+        return "native"
     try:
         record = _parse(data)
     except DialectError:
@@ -278,7 +284,7 @@ def detect(event_type: str, data: str) -> str:
     kind = record.get("type")
     if isinstance(kind, str) and kind.startswith("response."):
         return "responses"
-    if kind in _ANTHROPIC_TYPES:
+    if kind in _ANTHROPIC_TYPES or kind == "error":
         return "anthropic"
     choices = record.get("choices")
     if isinstance(choices, list):
