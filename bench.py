@@ -209,10 +209,10 @@ class Bench:
         self.step()
         return reply
 
-    async def get(self, url: str) -> bytes:
+    async def get(self, url: str, method: str = "GET") -> bytes:
         """Return what a server tells at an address of its own."""
         try:
-            return await asyncio.to_thread(_get, url)
+            return await asyncio.to_thread(_get, url, method)
         except (OSError, http.client.HTTPException) as error:
             raise ExperimentError(f"{url}: {error or type(error).__name__}") from error
 
@@ -296,11 +296,11 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def _get(url: str) -> bytes:
+def _get(url: str, method: str) -> bytes:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=NOTICE_S)
     try:
-        connection.request("GET", parts.path)
+        connection.request(method, parts.path)
         response = connection.getresponse()
         content = response.read()
         if response.status != 200:

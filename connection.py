@@ -15,8 +15,8 @@ Who left?  A client that closes its connection sends the same FIN as one that on
 my last request" (`printf ... | nc` does). So end-of-file is a question, and the answer comes from
 writing something harmless, a comment line on an event stream or an interim 102 before a head: a
 peer that is gone answers it with a reset, at once; one that half-closed reads on. A client that
-vanished without a word (a cable pulled) answers nothing: heartbeats then fill its send buffer,
-and the time without progress runs out.
+vanished without a word (a cable pulled) answers nothing: what is sent to it is not acknowledged,
+nor are the kernel's own questions while nothing is sent, and after `stall_s` the kernel gives up.
 
 Who is slow?  What is written and not yet taken by the peer is counted by the transport. Past
 `queued_bytes`, or after `stall_s` without progress, the exchange is lost like one whose client
@@ -292,7 +292,9 @@ class Exchange:
         """The connection broke, or the client has sent its last byte."""
         if self.gone is not None:
             return
-        if self.wire.exception() is not None:
+        if isinstance(self.wire.exception(), TimeoutError):
+            self.lost("the client vanished: it acknowledged nothing for too long")
+        elif self.wire.exception() is not None:
             self.lost("the client's connection broke")
         elif self._transport.is_closing() or not self._probe or self._is_tls():
             self.lost("the client closed its connection")
@@ -387,6 +389,29 @@ class Connection:
         self.closing = False
         self._patience: asyncio.Timeout | None = None
         self._limit_unsent()
+        if not settings.naive:
+            self._limit_silence()
+
+    def _limit_silence(self) -> None:
+        """Have the kernel break the connection when its other end is silent for `stall_s`.
+
+        A client that vanished takes nothing, but a token's few bytes wait in the kernel, where they
+        count as taken: TCP_USER_TIMEOUT (Linux) is for what is not acknowledged. While nothing is
+        written, before a buffered reply, the kernel asks: RFC 9293 section 3.8.4, keep-alives.
+        """
+        stall_s = min(self.settings.stall_s, 32767)  # the most that the kernel takes
+        options = {
+            "TCP_USER_TIMEOUT": int(stall_s * 1000),
+            "TCP_KEEPIDLE": int(stall_s / 2),
+            "TCP_KEEPINTVL": int(stall_s / 4),
+        }
+        peer = self.writer.get_extra_info("socket")
+        if peer is None:
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, value))
 
     def _limit_unsent(self) -> None:
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)

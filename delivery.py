@@ -142,6 +142,7 @@ class Entry:
             **generation.usage,
             "finish_reason": generation.finish_reason,
             "client_left": self.client_left,
+            "cancel_reason": generation.cancel_reason,
             "timings": generation.timings.as_dict(),
             "page": self.page,
         }

@@ -347,6 +347,7 @@ for file in (
     "grouping_experiments",
     "load_experiments",
     "hop_experiments",
+    "leaving",
     "delivery_experiments",
 ):
     importlib.import_module(file)
