@@ -40,7 +40,8 @@ async def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row[0]: [cell.split(" ", 1)[-1] for cell in row[1:4]] for row in finding.rows}
     assert rows["cancel, direct"] == ["told"] * 3
     assert rows["stop, direct"] == rows["stop, nginx"] == ["-", "-", "told"]
-    assert rows["vanish, direct"] == ["silent" if permitted else "not permitted"] * 3
+    found = {"silent", "broke"} if permitted else {"not permitted"}
+    assert {*rows["vanish, direct"]} <= found
     for hop in ("direct", "proxy.py", "nginx"):
         # A piece that is under way makes the kernel answer a close with a reset.
         assert {*rows[f"close, {hop}"], *rows[f"reset, {hop}"]} <= {"closed", "broke"}
@@ -65,7 +66,8 @@ async def test_one_who_vanishes_is_found(
         finally:
             await guest.close()
     assert entry.client_left
-    assert "acknowledged nothing" in entry.generation.cancel_reason
+    # A piece that is written in that very moment meets a broken connection.
+    assert leaving.NOTICED[entry.generation.cancel_reason] in ("silent", "broke")
 
 
 def test_what_a_cell_says() -> None:
