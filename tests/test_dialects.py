@@ -1,13 +1,17 @@
 """What holds in every provider's dialect alike, and what differs, side by side."""
 
 import json
+import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fakes import FakeModel
 from serving import serving
+from sockets import open_websocket
 
+import dialects
 from engine import Engine
 
 HI = [{"role": "user", "content": "Count."}]
@@ -199,3 +203,62 @@ async def test_a_fault_of_our_own_has_the_dialect_s_envelope(
     if route == MESSAGES:
         expected["type"] = "error"
     assert answer.json() == expected
+
+
+def drawn() -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """The docstring's bytes: method, path, the lines of a reply, and of one that fails."""
+    sections = re.findall(
+        r"^(GET|POST) (/\S+)\n((?:    .+\n)+)", dialects.__doc__ or "", re.MULTILINE
+    )
+    for method, path, body in sections:
+        good, bad = body.split("    or  ")
+        lines = [line.strip() for line in good.splitlines()]
+        failure = [line.strip() for line in bad.splitlines()]
+        (said,) = [number for number, line in enumerate(lines) if '"Two"' in line][:1]
+        yield method, path, lines, [*lines[: said + 1], *failure]
+
+
+def fits(line: str, told: str) -> bool:
+    return re.fullmatch(re.escape(line).replace(r"\.\.\.", ".*"), told) is not None
+
+
+class Word(FakeModel):
+    """Says "Two" in one piece, as a real model would: it is one token."""
+
+    def text(self, ids: Any) -> str:
+        return "Two" if list(ids) == [0] else ""
+
+    def encode(self, prompt: Any) -> list[int]:
+        return [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("method", "path", "good", "bad"), list(drawn()))
+async def test_the_docstring_has_the_bytes(
+    method: str, path: str, good: list[str], bad: list[str], fails: bool
+) -> None:
+    model = Word(script=lambda history: 0 if len(history) == 1 else 256)
+    model.fail_decode = lambda: fails
+    asked = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}.get(
+        path, {"messages": HI, "max_tokens": 9}
+    )
+    body = {**asked, **({"stream": True} if path.startswith("/v1/") else {})}
+    async with serving(Engine(model)) as running, running.connect() as peer:
+        if method == "GET":
+            web = await open_websocket(peer)
+            web.say(body)
+            told = [json.dumps(await web.told()) for _ in range(2)]
+        else:
+            content = (await peer.ask(method, path, body)).content.decode()
+            told = [line for line in content.split("\n") if line]
+    lines = bad if fails else good
+    told = [line.replace("the model failed on this request", "the model failed") for line in told]
+    assert len(told) == len(lines)
+    for line, other in zip(lines, told, strict=True):
+        assert fits(line, other), (line, other)
+
+
+def test_the_docstring_has_every_dialect() -> None:
+    assert [path for _, path, _, _ in drawn()] == [
+        "/stream", "/ws", CHAT, "/v1/completions", RESPONSES, MESSAGES,
+    ]  # fmt: skip
