@@ -17,6 +17,7 @@ Not here: what is measured (`measures.py`), how a reply is read (`exchange.py`),
 
 import argparse
 import asyncio
+import gc
 import io
 import json
 import os
@@ -84,10 +85,13 @@ class Printer:
         """Return the exit code. After Ctrl-C, print what there is."""
         interrupted = False
         began = time.perf_counter()
+        gc.disable()  # a collection stops all for milliseconds, and dates would be late by them
         try:
             asyncio.run(runs.run(self._plan, self._take))
         except KeyboardInterrupt:
             interrupted = True
+        finally:
+            gc.enable()
         duration = time.perf_counter() - began
         if self._as_json:
             print(json.dumps(self._record(duration), indent=2))

@@ -252,9 +252,17 @@ def _kept(
             f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
         )
         shown += f"; each holds {held} bytes: blocks of {block // 1024} KiB"
+    elif _even([burst.silence for burst in packed]):
+        shown += "; whatever they hold, they come at the same intervals: a window of time"
     elif sizes:
         shown += f"; {min(sizes):,} to {max(sizes):,} bytes each, no common block size"
     return Finding(Kind.BUFFERED, "a hop collects pieces and passes them on in blocks", shown)
+
+
+def _even(silences: Sequence[float]) -> bool:
+    """Whether at least three silences, but the first, are alike."""
+    later = silences[1:]
+    return len(later) >= 3 and max(later) <= 1.2 * min(later)
 
 
 def burst_sizes(reply: Reply) -> list[int]:

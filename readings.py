@@ -356,12 +356,16 @@ _BODIES: dict[str, Callable[[Mapping[str, Any], str], Meaning]] = {
 # JSON that others wrote
 
 
-def _parse(data: str) -> Any:
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # made once: `json.loads` would make one each
+
+
+def _parse(data: str) -> Any:
     try:
-        return json.loads(data, parse_constant=refuse)
+        return _DECODER.decode(data)
     except (ValueError, RecursionError) as exc:
         raise DialectError(f"not JSON ({exc}): {data}") from None
 
