@@ -33,8 +33,8 @@ The providers' dialects say the same in more words, each in a file of its own:
     refusal  {"error": {}}        {"error": {}}      {"error": {}}            {"type": "error", ...}
 
 The bytes, line by line but for the empty line after each event, when the model says "Two" and is
-done; or, from the word on, when it fails after that. A field left out (`...`) is null or of no weight
-here, or the same in all events of a reply: its id, its model.
+done; or, from the word on, when it fails after that. What is left out (`...`) is null or of no
+weight here, or the same in all events of a reply: its id, its model.
 
 POST /stream
         data: {"text": "Two"}
