@@ -35,7 +35,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -172,11 +172,7 @@ class Bench:
 
     def memory(self, url: str) -> int | None:
         """Return the bytes of memory that a server's process has; None where Linux is not."""
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{self._pids[url]}/status").read_text(encoding="ascii")
-            if found := re.search(r"^VmRSS:\s*(\d+) kB$", status, re.MULTILINE):
-                return int(found[1]) * 1024
-        return None
+        return resident_bytes(self._pids[url])
 
     async def _listen(self, process: asyncio.subprocess.Process, told: list[str]) -> None:
         """Pass on what a process says to people, and learn from it which model runs."""
@@ -264,6 +260,15 @@ class Bench:
             raise ExperimentError("the process that held the model has died") from error
         self.step()
         return result
+
+
+def resident_bytes(pid: int | Literal["self"]) -> int | None:
+    """Return the bytes of memory that a process has; None where Linux is not."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        if found := re.search(r"^VmRSS:\s*(\d+) kB$", status, re.MULTILINE):
+            return int(found[1]) * 1024
+    return None
 
 
 async def _url(

@@ -32,9 +32,10 @@ import websocket
 from bench import Bench, experiment, main
 from client import Options
 from detokenizer import REPLACEMENT, Detokenizer
+from figures import Staircase
 from measures import Reply
 from report import Finding, seconds, span, times
-from workload import ENGLISH, PROMPTS, TOKENS, body, median
+from workload import ENGLISH, PROMPTS, TOKENS, arrivals, body, median
 
 # How many pieces a client takes before it leaves or says stop.
 LEAVE_AFTER = 10
@@ -69,6 +70,13 @@ async def three_ways(bench: Bench) -> Finding:
         f"{len(PROMPTS)} prompts, {TOKENS} tokens each, times are medians, bytes are means",
         _way_notes(list(replies.values())),
         bench.model,
+        [
+            Staircase(
+                "three-ways",
+                f"One reply of {TOKENS} tokens, in each way",
+                {way: arrivals(of_way[0]) for way, of_way in replies.items()},
+            )
+        ],
     )
 
 
@@ -345,6 +353,7 @@ def count_tokens(model: Any, texts: Sequence[str]) -> list[int]:
 for file in (
     "labs",
     "grouping_experiments",
+    "cache_experiments",
     "load_experiments",
     "hop_experiments",
     "leaving",

@@ -1,11 +1,11 @@
 """The report's figures: an experiment says what is to be seen, this file draws it as SVG.
 
-    Staircase     how a reply grows: one step a piece, one line a way of delivery
+    Staircase     how a reply grows: one step an event, one line a way of delivery
     Histograms    how long the gaps are: one row a path, on one logarithmic axis of time
     Curves        panels one above the other that share their x axis, each with a limit or none
     Trade         what is paid against what is won: one labelled dot a setting
 
-    Finding(figures=[Staircase("ways", "...", {"/stream": [(0.04, 1), (0.07, 2)]})])
+    Finding(figures=[Staircase("ways", "...", {"/stream": [(0.04, 3), (0.07, 8)]})])
         --> results/ways.svg, and a line in results/report.md that shows it
 
 The descriptions are data and need nothing installed; only `draw` needs matplotlib. The same data
@@ -47,12 +47,12 @@ BINS_PER_DECADE = 12
 
 @dataclass(frozen=True)
 class Staircase:
-    """Lines of (seconds since the request, what has come by then), each point an arrival."""
+    """Lines of (seconds since the request, what has come by then): each point is an arrival."""
 
     name: str
     title: str
     lines: Mapping[str, Points]
-    y: str = "pieces that have come"
+    y: str = "characters that have come"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from client import Options
 from figures import Staircase
 from measures import Reply
 from report import Finding, milliseconds, times
-from workload import median
+from workload import arrivals, median
 
 PROMPT = "Why does the first word come sooner?"
 SEED = 42
@@ -100,7 +100,6 @@ async def lab(bench: Bench) -> Finding:
                 "lab",
                 f"The same {LAB_WORDS} words, asked for whole and as a stream",
                 {"stream": arrivals(stream[0]), "wait": arrivals(wait[0])},
-                "words that have come",
             )
         ],
         {"timeline.json": timeline(wait, stream)},
@@ -149,16 +148,6 @@ def timeline(wait: Sequence[Reply], stream: Sequence[Reply]) -> str:
     about = {"words": LAB_WORDS, "word_ms": WORD_MS, "jitter_ms": JITTER_MS, "seed": SEED}
     lines = ",\n  ".join(json.dumps(one) for one in calls)
     return f'{{"schedule": {json.dumps(about)}, "calls": [\n  {lines}\n]}}\n'
-
-
-def arrivals(reply: Reply) -> list[tuple[float, float]]:
-    """Return how a reply's words come: (seconds, words by then), an event a point."""
-    points, words = [], 0
-    for event in reply.events:
-        if event.text:
-            words += len(event.text.split())
-            points.append((event.at, float(words)))
-    return points
 
 
 # One reply, moment by moment

@@ -1,6 +1,6 @@
 """The experiments of the engine under load: many at once, one too long, one that does not read.
 
-    load          tokens a second without a server, with one client, with sixteen
+    load          without a server, and with 1 to 32 clients: tokens a second, waits, queue
     stall         eight streams run, and a prompt of 1,500 tokens arrives
     not-reading   four streams run, beside them a client that reads nothing
     chat          a chat sends its history again with each turn
@@ -20,8 +20,8 @@ import random
 import re
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ import http1
 import measures
 from bench import REPLY_S, Bench, ExperimentError, experiment
 from client import Options
+from figures import Curves, Panel
 from generation import SamplingParams
 from measures import Reply
 from recording import Recording, Streams, checked, record
@@ -46,51 +47,86 @@ def counting(index: int) -> dict[str, Any]:
 
 # Many clients
 
-CLIENTS = 16
-LOAD_ROUNDS = 5
+CLIENTS = (1, 2, 4, 8, 16, 32)
+MANY = 16  # as many as the server has rows; the rest wait in its queue
+LOAD_ROUNDS = 3
+READER_MS = 180  # a token, for a reader of English prose: 5.5 tokens a second
+
+
+@dataclass
+class Load:
+    """What so many clients at once have seen, in all rounds."""
+
+    clients: int
+    replies: list[Reply] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # tokens a second, a round each
+
+    def client(self, name: str) -> float:
+        """Return the median of a measure of `Reply`, in seconds."""
+        return median([getattr(reply, name) for reply in self.replies])
+
+    def server(self, name: str, percent: int = 50) -> float:
+        """Return a percentile of one of the server's timings, in seconds since it was asked."""
+        told = [(reply.timings or {}).get(name) for reply in self.replies]
+        known = [value for value in told if value is not None]
+        return median([measures.percentile(known, percent)])
+
+    @property
+    def per_token(self) -> float:
+        """The median time per output token, in seconds."""
+        return median([reply.time_per_output_token().seconds for reply in self.replies])
 
 
 @experiment("load")
 async def load(bench: Bench) -> Finding:
-    """The model without a server, one client alone, and sixteen at once."""
-    bench.expect(LOAD_ROUNDS * (2 + CLIENTS) + 1 + CLIENTS, "load")
+    """The model without a server, and behind it from one client to 32 at once."""
+    bench.expect(LOAD_ROUNDS * (1 + sum(CLIENTS)) + 1 + MANY, "load")
     url = await bench.server()
     params = SamplingParams(**SAMPLING)
-    prompts = [text["prompt"] for text in TEXTS[:CLIENTS]]
+    prompts = [TEXTS[index % len(TEXTS)]["prompt"] for index in range(max(CLIENTS))]
     # The first passes of a model are slower, and so are the first that touch a row's memory.
     await bench.with_model(bare_loop, PROMPTS[0], params)
-    await _ask_together(bench, url, prompts)
-    bare, one, many = [], [], []
-    alone: list[Reply] = []
-    together: list[Reply] = []
+    await _ask_together(bench, url, prompts[:MANY])
+    bare: list[float] = []
+    loads = {clients: Load(clients) for clients in CLIENTS}
     for index in range(LOAD_ROUNDS):
-        prompt = PROMPTS[index % len(PROMPTS)]
-        bare.append(await bench.with_model(bare_loop, prompt, params))
-        alone += (replies := await _ask_together(bench, url, [prompt]))
-        one.append(_tokens_per_second(replies))
-        together += (replies := await _ask_together(bench, url, prompts))
-        many.append(_tokens_per_second(replies))
-    per_token = 1 / median(bare)
+        bare.append(await bench.with_model(bare_loop, PROMPTS[index % len(PROMPTS)], params))
+        for clients, seen in loads.items():
+            first = index % len(PROMPTS) if clients == 1 else 0
+            replies = await _ask_together(bench, url, prompts[first : first + clients])
+            seen.replies += replies
+            seen.rates.append(_tokens_per_second(replies))
+    alone = ["none: a bare loop", *["n/a"] * 4, seconds(1 / median(bare))]
+    most = loads[max(CLIENTS)]
     return Finding(
         [
             "clients",
-            "first text",
+            "queued: median, p95",
+            "first token, by the server",
+            "first text, by the client",
+            "all: server, client",
             "time per output token",
             "tokens/s",
-            "tokens/s, lowest to highest",
+            "lowest to highest",
         ],
         [
-            ["none: a bare loop", "n/a", seconds(per_token), f"{median(bare):.1f}", span(bare, 1)],
-            _load_row("1", alone, one),
-            _load_row(str(CLIENTS), together, many),
+            [*alone, f"{median(bare):.1f}", span(bare, 1)],
+            *(_load_row(seen) for seen in loads.values()),
         ],
-        f"{LOAD_ROUNDS} rounds of all three in turn, {TOKENS} tokens a reply, medians",
+        f"{LOAD_ROUNDS} rounds of all in turn, {TOKENS} tokens a reply, medians",
         [
-            f"One client against the bare loop: {_ratio(one, bare)}, goal: at least 0.95x.",
-            f"{CLIENTS} clients against one: {_ratio(many, one)}, goal: at least 6x.",
+            f"One client against the bare loop: {_ratio(loads[1].rates, bare)},"
+            " goal: at least 0.95x.",
+            f"{MANY} clients against one: {_ratio(loads[MANY].rates, loads[1].rates)},"
+            " goal: at least 6x.",
+            f"The reader's limit is {READER_MS} ms a token (published); with {max(CLIENTS)} clients"
+            f" a token takes {seconds(most.per_token)}, {times(READER_MS / 1000 / most.per_token)}"
+            " as fast as that.",
+            f"The server has {MANY} rows: who comes when all are taken waits in its queue.",
             "Tokens/s: of all replies of a round, from the requests to the last text.",
         ],
         bench.model,
+        [_load_curves(loads.values())],
     )
 
 
@@ -126,14 +162,48 @@ def _tokens_per_second(replies: Sequence[Reply]) -> float:
     return sum(reply.completion_tokens or 0 for reply in replies) / last
 
 
-def _load_row(clients: str, replies: Sequence[Reply], rates: Sequence[float]) -> list[str]:
+def _load_row(seen: Load) -> list[str]:
+    queued = seen.server("queued"), seen.server("queued", 95)
+    whole = seen.server("last_token"), seen.client("last_text")
     return [
-        clients,
-        seconds(median([reply.first_text for reply in replies])),
-        seconds(median([reply.time_per_output_token().seconds for reply in replies])),
-        f"{median(rates):.1f}",
-        span(rates, 1),
+        str(seen.clients),
+        ", ".join(map(seconds, queued)),
+        seconds(seen.server("first_token")),
+        seconds(seen.client("first_text")),
+        ", ".join(map(seconds, whole)),
+        seconds(seen.per_token),
+        f"{median(seen.rates):.1f}",
+        span(seen.rates, 1),
     ]
+
+
+def _load_curves(loads: Iterable[Load]) -> Curves:
+    loads = list(loads)
+
+    def points(measure: Callable[[Load], float], scale: float = 1000) -> list[tuple[float, float]]:
+        return [(seen.clients, measure(seen) * scale) for seen in loads]
+
+    return Curves(
+        "load",
+        "One model, more and more clients at once",
+        "clients",
+        [
+            Panel(
+                "first text, ms",
+                {
+                    "by the client": points(lambda seen: seen.client("first_text")),
+                    "by the server": points(lambda seen: seen.server("first_token")),
+                    "queued, p95": points(lambda seen: seen.server("queued", 95)),
+                },
+            ),
+            Panel(
+                "ms per output token",
+                {"median": points(lambda seen: seen.per_token)},
+                (f"a reader: {READER_MS} ms", READER_MS),
+            ),
+            Panel("tokens/s", {"all": points(lambda seen: median(seen.rates), 1)}),
+        ],
+    )
 
 
 def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:

@@ -52,6 +52,7 @@ class Finding:
     figures: Sequence[Figure] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
+    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]] = ()  # more: headers and rows
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -66,11 +67,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def section(name: str, title: str, finding: Finding, provenance: Sequence[str]) -> str:
     """Return an experiment's part of the report, without a line end after it."""
-    table = markdown_table(finding.header, finding.rows)
+    tables = [(finding.header, finding.rows), *finding.tables]
     pictures = [f"![{figure.title}]({file_name(figure)})" for figure in finding.figures]
     notes = "\n".join(f"- {note}" for note in finding.notes)
     where = "; ".join([*stands_on(finding), *provenance])
-    parts = [f"## {name}", title, table, *pictures, notes, f"*{where}*"]
+    drawn = [markdown_table(header, rows) for header, rows in tables]
+    parts = [f"## {name}", title, *drawn, *pictures, notes, f"*{where}*"]
     return "\n\n".join(filter(None, parts))
 
 

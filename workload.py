@@ -1,4 +1,4 @@
-"""What the experiments ask for: prompts, sampling, and the median of what came of it.
+"""What the experiments ask for: prompts, sampling; and what came of it: medians, arrivals.
 
 Read next: `experiments.py`.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import measures
 from bench import HERE, ExperimentError
+from measures import Reply
 
 TEXTS: list[dict[str, str]] = json.loads((HERE / "prompts.json").read_text(encoding="utf-8"))
 ENGLISH = [text for text in TEXTS if text["language"] == "en"]
@@ -30,3 +31,13 @@ def median(values: Sequence[float | None]) -> float:
     if found is None or len(known) < len(values):
         raise ExperimentError("a reply had no text to measure")
     return found
+
+
+def arrivals(reply: Reply) -> list[tuple[float, float]]:
+    """Return how a reply's text comes: (seconds, characters by then), an event a point."""
+    points, characters = [], 0
+    for event in reply.events:
+        if event.text:
+            characters += len(event.text)
+            points.append((event.at, float(characters)))
+    return points

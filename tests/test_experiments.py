@@ -86,6 +86,8 @@ class TestThreeWays:
         sizes = [int(size.replace(",", "")) for (size,) in cells(finding, "bytes on the wire")]
         whole, chunked, to_the_close, websocket = sizes
         assert whole < websocket < to_the_close < chunked
+        steps = [len(points) for points in finding.figures[0].lines.values()]
+        assert steps == [1, 100, 100, 100]
 
     async def test_bytes_are_those_that_the_socket_gave(self):
         relay = Relay()

@@ -17,6 +17,7 @@ from bench import ExperimentError  # noqa: E402
 from grouping_experiments import Hold  # noqa: E402
 from measures import Event, Mode, Reply  # noqa: E402
 from simulated import SimulatedEngine  # noqa: E402
+from workload import arrivals  # noqa: E402
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -73,9 +74,9 @@ class TestLab:
             "total_p95_ms": 1300.0,
         }
 
-    async def test_arrivals_count_words(self):
+    async def test_arrivals_count_characters(self):
         events = (0.1, "Two"), (0.2, ""), (0.3, " plus two"), (0.4, "")
-        assert labs.arrivals(reply(*events)) == [(0.1, 1), (0.3, 3)]
+        assert arrivals(reply(*events)) == [(0.1, 3), (0.3, 12)]
 
 
 class TestTimestamps:
