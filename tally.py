@@ -199,7 +199,7 @@ def verdict_words(tally: Tally) -> str:
 
 
 def _aligned(rows: Rows) -> str:
-    return "\n".join(f"{name:<22}{value}" for name, value in rows)
+    return "\n".join(f"{name:<21} {value}" for name, value in rows)
 
 
 def ms(seconds: float | None) -> str:
