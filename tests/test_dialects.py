@@ -262,3 +262,42 @@ def test_the_docstring_has_every_dialect() -> None:
     assert [path for _, path, _, _ in drawn()] == [
         "/stream", "/ws", CHAT, "/v1/completions", RESPONSES, MESSAGES,
     ]  # fmt: skip
+
+
+class TestAnyClient:
+    """What is the same whoever asks: other methods, keys, versions."""
+
+    @pytest.mark.parametrize("route", [CHAT, "/v1/completions", RESPONSES, MESSAGES])
+    async def test_other_methods(self, route: str) -> None:
+        origin = {"Origin": "http://app.example", "Access-Control-Request-Method": "POST"}
+        async with serving(origins=("http://app.example",)) as running:
+            for method in ("GET", "HEAD", "DELETE"):
+                answer = await running.ask(method, route)
+                assert answer.status == 405
+                assert "POST" in (answer.fields.get("allow") or "")
+                assert (answer.content == b"") == (method == "HEAD")
+            asked = await running.ask("OPTIONS", route)
+            preflight = await running.ask("OPTIONS", route, **origin)
+            listed = await running.ask("HEAD", "/v1/models")
+        assert (asked.status, preflight.status) == (204, 204)
+        assert preflight.fields.get("access-control-allow-origin") == "http://app.example"
+        assert (listed.status, listed.content) == (200, b"")
+
+    @pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+    @pytest.mark.parametrize(
+        ("fields", "status"),
+        [
+            ({"Authorization": "Bearer secret"}, 200),
+            ({"x-api-key": "secret"}, 200),
+            ({"x-api-key": "secret", "anthropic-version": "1999-01-01"}, 200),
+            ({"x-api-key": "secret", "anthropic-beta": "a,b"}, 200),
+            ({"x-api-key": "wrong"}, 401),
+            ({}, 401),
+        ],
+    )
+    async def test_either_key_and_any_version(
+        self, route: str, fields: dict[str, str], status: int
+    ) -> None:
+        async with serving(api_keys=("secret",)) as running:
+            answer = await running.ask("POST", route, ASKS[route], **fields)
+        assert answer.status == status
