@@ -21,7 +21,7 @@ HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-EVENT = b'1b\r\ndata: {"text": " water"}\n\n\r\n'
+EVENT = b'1a\r\ndata: {"text": " water"}\n\n\r\n'
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 BACKLOG = 1024
 
