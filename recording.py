@@ -65,7 +65,7 @@ class Recorder(Wire):
     async def read(self, until: float | None) -> bytes | None:
         """Return what the next read gave, once all of them are known."""
         await self._over.wait()
-        return await super().read(until if self._queue.empty() else None)
+        return await super().read(None if self._held else until)
 
 
 class Recording(Session):

@@ -21,13 +21,15 @@ import ssl
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from measures import Failure
 
-# Reads held for a slow consumer (of up to 256 KiB each) before the socket is left to fill.
-MAX_HELD_READS = 16
+# What one read may give, and how many are held for a slow consumer before the socket has to fill.
+READ_BYTES = 64 * 1024
+MAX_HELD_READS = 64
 
 # How long a connection may take to close before it is aborted.
 CLOSE_S = 1.0
@@ -64,7 +66,8 @@ class StampedSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Read as ever, and keep the date. (This is what asyncio calls.)"""
-        data, ancillary, _, _ = self.recvmsg(size, 64, flags)
+        # A buffer of the size that asyncio asks for would be mapped and unmapped for each read.
+        data, ancillary, _, _ = self.recvmsg(min(size, READ_BYTES), 64, flags)
         self._keep(ancillary)
         return data
 
@@ -77,8 +80,8 @@ class StampedSocket(socket.socket):
 
     def _keep(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         self.stamp_ns = None
-        for level, kind, data in ancillary:
-            if (level, kind, len(data)) == (socket.SOL_SOCKET, SO_TIMESTAMPNS, TIMESPEC.size):
+        for _, kind, data in ancillary:  # nothing else was asked for
+            if kind == SO_TIMESTAMPNS and len(data) == TIMESPEC.size:
                 seconds, nanoseconds = TIMESPEC.unpack(data)
                 self.stamp_ns = seconds * 1_000_000_000 + nanoseconds
 
@@ -107,7 +110,8 @@ class Wire(asyncio.Protocol):
         self.late: float | None = None  # and the error of that date
         self._origin = 0.0
         self._half_closed = False
-        self._queue: asyncio.Queue[Read] = asyncio.Queue()
+        self._held: deque[Read] = deque()  # dated, and not yet read
+        self._reader: asyncio.Future[None] | None = None  # who waits for the next
         self._paused = False
         self._turn = 0.0  # when the loop last had the chance to do something else
         self._lost = asyncio.Event()
@@ -127,7 +131,7 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Date one read; stop reading while too many are waiting."""
         self.hold(data)
-        if self._queue.qsize() >= MAX_HELD_READS:
+        if len(self._held) >= MAX_HELD_READS:
             self._paused = True
             self.transport.pause_reading()
 
@@ -137,22 +141,27 @@ class Wire(asyncio.Protocol):
         late = self._stamped.late if self._stamped else None
         self.reads += 1
         self.received += len(data)
-        self._queue.put_nowait(Read(moment, data, late))
+        self._keep(Read(moment, data, late))
+
+    def _keep(self, read: Read) -> None:
+        self._held.append(read)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def eof_received(self) -> bool:
         """Date the server's end-of-file, and keep our half open (TLS has no halves)."""
-        self._queue.put_nowait(Read(time.perf_counter(), b""))
+        self._keep(Read(time.perf_counter(), b""))
         return self.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Date the end of the connection."""
-        self._queue.put_nowait(Read(time.perf_counter(), exc or b""))
+        self._keep(Read(time.perf_counter(), exc or b""))
         self._lost.set()
 
     @property
     def idle(self) -> bool:
         """Whether the connection is open and nothing has come unasked."""
-        return self._queue.empty() and not self.transport.is_closing()
+        return not self._held and not self.transport.is_closing()
 
     def start_clock(self) -> None:
         """Let this moment be the origin of all dates."""
@@ -191,19 +200,26 @@ class Wire(asyncio.Protocol):
 
         A server that floods us always has one there, and time-outs and Ctrl-C need their turn.
         """
-        if not self._queue.empty():
+        if self._held:
             now = time.perf_counter()
             if now - self._turn > TURN_S:
                 await asyncio.sleep(0)
                 self._turn = time.perf_counter()
-            return self._queue.get_nowait()
-        if delay is None:
-            read = await self._queue.get()
+        elif delay is None:
+            await self._arrival()
         else:
             async with asyncio.timeout(delay):
-                read = await self._queue.get()
+                await self._arrival()
+        return self._held.popleft()
+
+    async def _arrival(self) -> None:
+        """Wait for a read."""
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
         self._turn = time.perf_counter()
-        return read
 
     def leave(self, how: Leave) -> None:
         """Close the connection, or our half of it."""
