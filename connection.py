@@ -55,6 +55,8 @@ PROBE_LOOKS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 # where it can be counted. Linux and macOS; elsewhere the kernel's buffer comes on top.
 UNSENT_BYTES = 16 * 1024
 
+TOO_MUCH = "too slow: too many bytes waited for it"
+
 Fields = Iterable[tuple[str, str]]
 
 
@@ -133,7 +135,7 @@ class Exchange:
         self._probe = b"" if request.version < (1, 1) else http1.encode_head(102, ())
         self._written = 0
         self._taken = 0
-        self._last_write = self._last_progress = self._loop.time()
+        self._last_write = self._last_progress = time.monotonic()
         self._pinged: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._on_gone: Callable[[str], None] | None = None
@@ -226,20 +228,16 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Hand bytes to the transport; raises `ClientGone` when nobody takes them."""
-        if self._settings.naive:
-            self._last_write = self._loop.time()
-            if not self._transport.is_closing():
-                self.writer.write(data)
-            return
-        if self._transport.is_closing():
-            self.lost("the client's connection broke")
-        if self.gone is not None:
-            raise ClientGone(self.gone)
-        self.writer.write(data)
-        self._written += len(data)
-        self._last_write = self._loop.time()
-        if self._transport.get_write_buffer_size() > self._settings.queued_bytes:
-            self.lost("too slow: too many bytes waited for it")
+        transport = self._transport
+        self._last_write = time.monotonic()
+        if self.gone is None and not transport.is_closing():
+            transport.write(data)
+            self._written += len(data)
+            if transport.get_write_buffer_size() <= self._settings.queued_bytes:
+                return
+        if not self._settings.naive:
+            broke = transport.is_closing()
+            self.lost("the client's connection broke" if broke else TOO_MUCH)
             raise ClientGone(self.gone)
 
     @property
@@ -331,7 +329,7 @@ class Exchange:
         """The stream's one timer: breaks silences, and ends what makes no progress."""
         if self.gone is not None or (self.finished and not self.upgraded):
             return
-        now = self._loop.time()
+        now = time.monotonic()
         taken = self._written - self.queued
         if taken > self._taken or not self.queued:
             self._taken, self._last_progress = taken, now

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, auto
 from typing import Any, Protocol
 
 import asks
@@ -133,6 +133,11 @@ class Entry:
     told: int = 0  # events so far: pieces, and the end
     page: dict[str, float | None] | None = None  # what the page measured of it
 
+    @property
+    def last_id(self) -> str:
+        """The id of the event that was told last, where events are numbered."""
+        return f"{self.generation.id}:{self.told}"
+
     def as_dict(self) -> dict[str, Any]:
         """The line as JSON tells it; `finish_reason` is null while the reply runs."""
         generation = self.generation
@@ -148,12 +153,12 @@ class Entry:
         }
 
 
-class Numbered(IntEnum):
+class Numbered(Enum):
     """Which events of a stream are given an id."""
 
-    NONE = 0
-    END = 1
-    ALL = 2
+    NONE = auto()
+    END = auto()
+    ALL = auto()
 
 
 class Delivery:
@@ -271,16 +276,14 @@ class Delivery:
         Before the one after the end is put, `outlet.ready` is still to be awaited.
         """
         generation = entry.generation
-
-        def number(which: Numbered) -> str | None:
-            entry.told += 1
-            return f"{generation.id}:{entry.told}" if numbered >= which else None
+        each = numbered is Numbered.ALL
 
         def take(piece: str) -> bool:
-            return outlet.put(events.piece(piece, number(Numbered.ALL)))
+            entry.told += 1
+            return outlet.put(events.piece(piece, entry.last_id if each else None))
 
         if begin := events.begin():
-            number(Numbered.ALL)
+            entry.told += 1
             outlet.put(begin)
             await outlet.ready()
         tell_end = functools.partial(events.end, generation)
@@ -291,7 +294,8 @@ class Delivery:
             tell_end = functools.partial(events.error, str(error), error.type)
         if broken_off := _broken_off(generation):
             tell_end = functools.partial(events.error, *broken_off)
-        outlet.put(tell_end(number(Numbered.END)))
+        entry.told += 1
+        outlet.put(tell_end(None if numbered is Numbered.NONE else entry.last_id))
 
     def outlet(
         self,

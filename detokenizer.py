@@ -157,6 +157,8 @@ class StopStrings:
 
     def add(self, piece: str) -> str:
         """Return what may be sent; after a match the text up to it, then always ""."""
+        if not self._stops:
+            return piece
         if self.matched is not None:
             return ""
         if not self._held and self._first.isdisjoint(piece):

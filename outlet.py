@@ -59,6 +59,7 @@ class ToClient:
         generation: Generation | None,
     ) -> None:
         self._exchange = exchange
+        self._write = exchange.write
         self._frame = sender.frame
         self._slow_client = slow_client
         self._generation = generation
@@ -66,7 +67,7 @@ class ToClient:
 
     def put(self, data: Any) -> bool:
         """Write; False to a client that is behind, unless its bytes may pile up."""
-        self._exchange.write(self._frame(data))
+        self._write(self._frame(data))
         return self._buffers or not self._exchange.behind
 
     async def ready(self) -> None:

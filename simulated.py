@@ -23,9 +23,10 @@ list fit no schema and have no probabilities worth telling. Read next: `asks.py`
 
 import asyncio
 import itertools
+import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from detokenizer import StopStrings
@@ -38,6 +39,10 @@ kept late light little long made moment more morning never next of on once one o
 piece reader river same sent slow small so soon still the then there they through time to token
 under until up water when which while wind with without word work
 """.split()  # noqa: SIM905 (a list of ninety literals is no better)
+
+# How finely words are timed. Coarser than the clock: waking up costs more than a word.
+TICKS_PER_S = 500
+ROUNDING = 1e-3  # of a tick: two sums of the same delays are the same time
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
@@ -64,6 +69,7 @@ class SimulatedEngine:
         self.delay_ms = delay_ms
         self.jitter_ms = jitter_ms
         self.first_delay_ms = first_delay_ms
+        self.clock = Clock()
         self._numbers = itertools.count(1)
         self._schedules: set[Schedule] = set()
         self._closed = False
@@ -135,6 +141,29 @@ class SimulatedEngine:
         self._schedules.discard(schedule)
 
 
+class Clock:
+    """Calls when it is time: all that is due in one tick by one wake-up of the event loop.
+
+    So the words of many replies come together, like the tokens that one step of a model makes.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, list[Callable[[], None]]] = {}
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call in the first tick from then on."""
+        tick = math.ceil(when * TICKS_PER_S - ROUNDING)
+        due = self._due.get(tick)
+        if due is None:
+            due = self._due[tick] = []
+            asyncio.get_running_loop().call_at(tick / TICKS_PER_S, self._tick, tick)
+        due.append(call)
+
+    def _tick(self, tick: int) -> None:
+        for call in self._due.pop(tick):
+            call()
+
+
 class Schedule:
     """One reply's words and their times."""
 
@@ -152,11 +181,12 @@ class Schedule:
         self._delay_s, self._jitter_s, first_delay_s = delays
         self._params = params
         self._draw = draw
-        self._faults = faults
+        self._fail_after = faults.get("fail_after")
+        self._stall_after = faults.get("stall_after")
         self._stops = StopStrings(params.stop)
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + first_delay_s
-        self._timer: asyncio.TimerHandle | None = None
+        self._on_clock = False
 
     def start(self) -> None:
         """Put the first word on the clock."""
@@ -166,31 +196,34 @@ class Schedule:
 
     def _next(self) -> None:
         # From the time it was due, not from now: lateness does not add up.
-        self._due += self._delay_s + self._jitter_s * self._draw.uniform(-1, 1)
-        self._timer = self._loop.call_at(self._due, self._word)
+        self._due += self._delay_s + self._jitter_s * (2 * self._draw.random() - 1)
+        self._on_clock = True
+        self._engine.clock.call_at(self._due, self._word)
 
     def _word(self) -> None:
         generation = self.generation
-        if generation.paused:
-            self._timer = None
+        number = generation.completion_tokens
+        if generation.finish_reason is not None:
             return
-        if generation.completion_tokens == self._faults.get("fail_after"):
+        if generation.paused:
+            self._on_clock = False
+            return
+        if number == self._fail_after:
             generation.error = "the simulated model failed, as asked"
             self._end("", "error")
             return
-        if generation.completion_tokens == self._faults.get("stall_after"):
+        if number == self._stall_after:
             return
-        word = self._draw.choice(WORDS)
-        text = f" {word}" if generation.completion_tokens else word.capitalize()
-        piece = self._stops.add(text)
-        generation.completion_tokens += 1
-        since_submit = time.monotonic() - generation.submitted
-        generation.timings.last_token = since_submit
-        if generation.timings.first_token is None:
-            generation.timings.first_token = since_submit
+        word = WORDS[int(self._draw.random() * len(WORDS))]
+        piece = self._stops.add(f" {word}" if number else word.capitalize())
+        generation.completion_tokens = number + 1
+        timings = generation.timings
+        timings.last_token = time.monotonic() - generation.submitted
+        if number == 0:
+            timings.first_token = timings.last_token
         if self._stops.matched is not None:
             self._end(piece, "stop")
-        elif generation.completion_tokens == self._params.max_tokens:
+        elif number + 1 == self._params.max_tokens:
             self._end(piece, "length")
         else:
             generation.deliver(piece)
@@ -200,13 +233,11 @@ class Schedule:
         if self.generation.cancel_reason is not None:
             # Not from inside cancel(): the consumer hears of it as from the real engine, later.
             self._loop.call_soon(self._end, "", "cancelled")
-        elif not self.generation.paused and self._timer is None:
+        elif not self.generation.paused and not self._on_clock:
             self._due = self._loop.time()
             self._word()
 
     def _end(self, piece: str, finish_reason: str) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self.generation.finish_reason is None:
             self._engine.forget(self)
             self.generation.matched_stop = self._stops.matched

@@ -338,8 +338,9 @@ class Connection:
 
         Failing the connection counts as received: no answer is awaited (section 7.1.7).
         """
-        closes = (not self._receiving) + self._close_sent
-        return (State.OPEN, State.CLOSING, State.CLOSED)[closes]
+        if self._receiving and not self._close_sent:
+            return State.OPEN
+        return State.CLOSED if self._close_sent and not self._receiving else State.CLOSING
 
     # Receiving: section 6.2
 
@@ -485,8 +486,8 @@ class Connection:
         if self._close_sent:
             raise RuntimeError("no data may follow a Close frame")
         if isinstance(data, str):
-            return self._encode(TEXT, data.encode())
-        return self._encode(BINARY, data)
+            return encode_frame(TEXT, data.encode(), mask=self._new_mask())
+        return encode_frame(BINARY, data, mask=self._new_mask())
 
     def ping(self, payload: bytes = b"") -> bytes:
         """Return a Ping of at most 125 bytes; RuntimeError once CLOSED (section 5.5.2)."""
@@ -513,6 +514,8 @@ class Connection:
     def _encode(self, opcode: int, payload: bytes) -> bytes:
         if self.state is State.CLOSED:
             raise RuntimeError("the closing handshake is complete")
+        return encode_frame(opcode, payload, mask=self._new_mask())
+
+    def _new_mask(self) -> bytes | None:
         # Section 5.3: a fresh, unpredictable key for every frame, against attacks on proxies.
-        mask = secrets.token_bytes(4) if self._side is Side.CLIENT else None
-        return encode_frame(opcode, payload, mask=mask)
+        return secrets.token_bytes(4) if self._side is Side.CLIENT else None

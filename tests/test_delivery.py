@@ -612,9 +612,10 @@ class TestErrors:
                 talking(running, "/complete", **body) as complete,
                 talking(running, "/ws", **body) as socket,
             ):
-                await eventually(lambda: running.server.engine.waiting == 2)
+                engine = running.server.engine
+                await eventually(lambda: engine.waiting + engine.running == 3)
                 async with talking(running, "/stream", **body) as queued:
-                    await eventually(lambda: running.server.engine.waiting == 3)
+                    await eventually(lambda: engine.waiting + engine.running == 4)
                     model.step.release(1000)
                     for talk in (stream, complete, socket, queued):
                         await talk.rest()

@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeModel
 from serving import Running, eventually, serving
 
+import simulated
 from client import Failure, Options, Reply, ask
 from engine import Engine
 from generation import BadRequest, EngineDown, Generation, SamplingParams
@@ -121,7 +122,10 @@ class TestSchedule:
     def test_what_it_depends_on(self, clock: Clock, other: Callable[[Clock], Heard]) -> None:
         assert other(clock) != schedule(clock, SimulatedEngine())
 
-    def test_33_plus_or_minus_8_evenly_spread(self, clock: Clock) -> None:
+    def test_33_plus_or_minus_8_evenly_spread(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(simulated, "TICKS_PER_S", 10**7)
         times = [at for at, _ in schedule(clock, SimulatedEngine(), max_tokens=8000)]
         gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
         assert min(gaps) >= 0.025 - 1e-6
@@ -130,6 +134,17 @@ class TestSchedule:
         for tenth in range(10):  # as many in each tenth of the range: 800, give or take 4 sigma
             low = 0.025 + tenth * 0.0016
             assert sum(low <= gap < low + 0.0016 for gap in gaps) == pytest.approx(800, abs=110)
+
+    def test_words_of_one_tick_come_by_one_wake_up(self, clock: Clock) -> None:
+        """No word is early, none is late by more than a tick, and none of a moment is alone."""
+        engine = SimulatedEngine(delay_ms=10.3, jitter_ms=0)
+        heard = [listen(clock, engine.submit("a", params(20))) for _ in range(5)]
+        assert len(clock.timers) == 1
+        clock.run()
+        assert [len(each) for each in heard] == [20] * 5
+        for each in heard:
+            for number, (at, _) in enumerate(each, start=1):
+                assert -1e-5 <= at - 100 - number * 0.0103 <= 1 / simulated.TICKS_PER_S + 1e-5
 
     def test_delays(self, clock: Clock) -> None:
         engine = SimulatedEngine(delay_ms=10, jitter_ms=0, first_delay_ms=500)
