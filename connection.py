@@ -388,28 +388,7 @@ class Connection:
         self._patience: asyncio.Timeout | None = None
         self._limit_unsent()
         if not settings.naive:
-            self._limit_silence()
-
-    def _limit_silence(self) -> None:
-        """Have the kernel break the connection when its other end is silent for `stall_s`.
-
-        A client that vanished takes nothing, but a token's few bytes wait in the kernel, where they
-        count as taken: TCP_USER_TIMEOUT (Linux) is for what is not acknowledged. While nothing is
-        written, before a buffered reply, the kernel asks: RFC 9293 section 3.8.4, keep-alives.
-        """
-        stall_s = min(self.settings.stall_s, 32767)  # the most that the kernel takes
-        options = {
-            "TCP_USER_TIMEOUT": int(stall_s * 1000),
-            "TCP_KEEPIDLE": int(stall_s / 2),
-            "TCP_KEEPINTVL": int(stall_s / 4),
-        }
-        peer = self.writer.get_extra_info("socket")
-        if peer is None:
-            return
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in options.items():
-            if hasattr(socket, name):
-                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, value))
+            limit_silence(writer.get_extra_info("socket"), settings.stall_s)
 
     def _limit_unsent(self) -> None:
         option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
@@ -636,6 +615,27 @@ def error_body(message: str, type: str, field: str | None = None) -> bytes:
     """The native form of a refusal."""
     error = {"message": message, "type": type, "field": field}
     return json.dumps({"error": error}).encode()
+
+
+def limit_silence(peer: socket.socket | None, stall_s: float) -> None:
+    """Have the kernel break a connection whose other end is silent for `stall_s`.
+
+    A client that vanished takes nothing, but a token's few bytes wait in the kernel, where they
+    count as taken: TCP_USER_TIMEOUT (Linux) is for what is not acknowledged. While nothing is
+    written, before a buffered reply, the kernel asks: RFC 9293 section 3.8.4, keep-alives.
+    """
+    if peer is None:
+        return
+    stall_s = min(stall_s, 32767)  # the most that the kernel takes
+    options = {
+        "TCP_USER_TIMEOUT": int(stall_s * 1000),
+        "TCP_KEEPIDLE": int(stall_s / 2),
+        "TCP_KEEPINTVL": int(stall_s / 4),
+    }
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(1, value))
 
 
 def _reset_on_close(writer: asyncio.StreamWriter) -> None:

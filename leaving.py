@@ -355,7 +355,7 @@ async def _paths(bench: Bench, number: int) -> AsyncIterator[dict[str, str]]:
     """Give the URL of a new server, with a log of its own, by every hop that is installed."""
     schedule = f"--delay-ms={DELAY_MS}", "--jitter-ms=0", f"--seed={number}"
     url = await bench.server("--model=simulated", f"--stall={STALL_S}", *schedule)
-    urls = {"direct": url, "proxy.py": await bench.proxy(url)}
+    urls = {"direct": url, "proxy.py": await bench.proxy(url, f"--stall={STALL_S}")}
     async with AsyncExitStack() as stack:
         with suppress(NotInstalled):
             nginx = hops.running(hops.nginx(*hops.HTTP_1_1), url)

@@ -52,6 +52,7 @@ import asyncio
 import contextlib
 import json
 import re
+import select
 import signal
 import struct
 import sys
@@ -63,16 +64,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import http1
+from connection import limit_silence
 
 READ_BYTES = 64 * 1024
 PIPELINE_BYTES = 64 * 1024  # read ahead of the reply under way; then TCP holds the client back
 HEAD_S = 10.0  # a head that was begun has to be complete by then (408)
 IDLE_S = 75.0  # between two requests; browsers give up after about as long
 CONTENT_S = 30.0  # between two parts of a request's content (408)
-STALL_S = 300.0  # a client that takes nothing for so long is gone
 CONNECT_S = 10.0
 LINGER_S = 2.0  # RFC 9112 section 9.6
 PROBE_S = 0.25  # between two probes of a client that half-closed
+AHEAD_PROBE_S = 5.0  # and of one whose end can't be seen behind what it has sent
 LIMITS = http1.Limits(content_bytes=None)  # streamed, never held: upstream knows its own limit
 
 # RFC 9110 section 7.6.1; and Content-Length, which is part of the framing of each side.
@@ -97,6 +99,7 @@ class Settings:
     honor: bool = False
     block_bytes: int = 8192
     timeout_s: float = 300.0  # of silence: a long prompt may take minutes to its first token
+    stall_s: float = 300.0  # a client that takes or acknowledges nothing for so long is gone
 
 
 # Fields and targets
@@ -194,12 +197,15 @@ class Reply:
     read from upstream meanwhile.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, request: http1.Request) -> None:
+    def __init__(
+        self, writer: asyncio.StreamWriter, request: http1.Request, stall_s: float
+    ) -> None:
         self.started = False  # the final head is known
         self.ended = False
         self.keep_alive = False
         self.writes = 0
         self._writer = writer
+        self._stall_s = stall_s
         self._modern = request.version >= (1, 1)  # knows chunked coding and interim responses
         self._framing = "none"
         self._block_bytes = 0
@@ -297,7 +303,7 @@ class Reply:
 
     async def _drain(self) -> None:
         try:
-            async with asyncio.timeout(STALL_S):
+            async with asyncio.timeout(self._stall_s):
                 await self._writer.drain()
         except OSError as error:  # TimeoutError is one
             raise ClientGone from error
@@ -311,7 +317,7 @@ class Exchange:
 
     def __init__(self, client: "Connection", request: http1.Request, settings: Settings) -> None:
         self.request = request
-        self.reply = Reply(client.writer, request)
+        self.reply = Reply(client.writer, request, settings.stall_s)
         self._client = client
         self._settings = settings
         self._request_complete = False
@@ -370,12 +376,19 @@ class Exchange:
         ahead_bytes = 0
         while not self._client.eof and ahead_bytes < PIPELINE_BYTES:
             ahead_bytes += await self._client.read()
+        probed = self._now()
+        while not (self._client.eof or self._client.ends_unread()):
+            # So far ahead that its end may not even have been sent: only an answer tells.
+            if self._now() - probed >= AHEAD_PROBE_S:
+                probed = self._now()
+                self.reply.probe()
+            if await self._client.was_reset(within_s=PROBE_S):
+                return
         writes_before, waited = self.reply.writes, False
         while True:
-            if self._client.eof:
-                possible = self.reply.probe() or self.reply.writes > writes_before
-                if waited and not possible:
-                    return
+            possible = self.reply.probe() or self.reply.writes > writes_before
+            if waited and not possible:
+                return
             if await self._client.was_reset(within_s=PROBE_S):
                 return
             waited = True
@@ -390,6 +403,8 @@ class Exchange:
             elif event.status == 101:
                 return self._switch(event)
             elif event.interim:
+                if self._parser.head_bytes > self._parser.limits.head_bytes:
+                    raise http1.ProtocolError("too many interim responses", 502)
                 self.reply.interim(event)
             else:
                 self._start(event)
@@ -499,6 +514,7 @@ class Connection:
         self._reply: Reply | None = None
         # `drain` waits until the kernel has everything: a slow client holds upstream back at once.
         writer.transport.set_write_buffer_limits(0)
+        limit_silence(writer.get_extra_info("socket"), settings.stall_s)
 
     async def run(self) -> None:
         """Serve until either side has had enough."""
@@ -535,6 +551,14 @@ class Connection:
                 return event
         except TimeoutError:
             raise http1.ProtocolError("the content took too long to arrive", 408) from None
+
+    def ends_unread(self) -> bool:
+        """Ask the socket for a FIN behind bytes that are not read; only Linux knows."""
+        if not hasattr(select, "POLLRDHUP"):
+            return False
+        poll = select.poll()
+        poll.register(self.writer.get_extra_info("socket"), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     async def was_reset(self, within_s: float) -> bool:
         """Ask the socket: asyncio does not poll one whose end-of-file it has read."""
@@ -574,14 +598,15 @@ class Connection:
     async def _read_head(self) -> http1.Request | None:
         """Wait for a request's head; None when there will be none."""
         now = asyncio.get_running_loop().time
+        begun = not self.parser.idle
         try:
-            async with asyncio.timeout(IDLE_S if self.parser.idle else HEAD_S) as deadline:
+            async with asyncio.timeout(HEAD_S if begun else IDLE_S) as deadline:
                 while (event := self.parser.next_event()) is None:
                     if self.eof:
                         return None
-                    was_idle = self.parser.idle
                     await self.read()
-                    if was_idle:
+                    if not begun:  # also by an empty line, after which the parser is idle again
+                        begun = True
                         deadline.reschedule(now() + HEAD_S)
         except TimeoutError:
             if self.parser.idle:
@@ -683,16 +708,20 @@ def parse_arguments() -> argparse.Namespace:
     add("--honor", action="store_true", help="let X-Accel-Buffering: no pass at once")
     add("--block", type=int, default=8192, help="bytes held before they are sent (%(default)s)")
     add("--timeout", type=float, default=300, help="seconds of silence until 504 (%(default)s)")
+    add("--stall", type=float, default=300, help="seconds a client may take nothing (%(default)s)")
     options = parser.parse_args()
-    if options.block < 1 or not 0 < options.timeout < float("inf"):
-        parser.error("--block and --timeout must be above zero")
+    durations = options.timeout, options.stall
+    if options.block < 1 or not all(0 < seconds < float("inf") for seconds in durations):
+        parser.error("--block, --timeout and --stall must be above zero")
     return options
 
 
 def main() -> None:
     """Run the gateway."""
     options = parse_arguments()
-    settings = Settings(options.upstream, options.honor, options.block, options.timeout)
+    settings = Settings(
+        options.upstream, options.honor, options.block, options.timeout, options.stall
+    )
     try:
         asyncio.run(serve(settings, options.host, options.port))
     except (OSError, OverflowError) as error:

@@ -371,7 +371,7 @@ class TestHonor:
 
     async def test_the_head_is_held_with_the_first_block(self) -> None:
         writer = FakeWriter()
-        reply = proxy.Reply(writer, http1.Request("GET", "/", http1.Fields()))  # type: ignore[arg-type]
+        reply = proxy.Reply(writer, http1.Request("GET", "/", http1.Fields()), 1)  # type: ignore[arg-type]
         response = http1.Response(200, "OK", http1.Fields())
         reply.start(response, "chunked", keep_alive=True, block_bytes=4)
         reply.hold(b"123")
@@ -510,6 +510,25 @@ class TestForwarding:
         await net.start()
         assert b" 408 " in await (await net.client(b"GET / HT")).rest()
 
+    async def test_empty_lines_do_not_move_the_deadline(
+        self, net: Net, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """RFC 9112 section 2.2 lets them come before a request, not for ever."""
+        monkeypatch.setattr(proxy, "HEAD_S", 0.2)
+        await net.start()
+        client = await net.client(b"\r\n")
+
+        async def go_on() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    await client.send(b"\r\n")
+                    await asyncio.sleep(0.02)
+
+        sending = asyncio.create_task(go_on())
+        with contextlib.suppress(ConnectionResetError):
+            assert await client.rest() == b""
+        sending.cancel()
+
     async def test_late_content_is_408(self, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(proxy, "CONTENT_S", 0.02)
         await net.start()
@@ -635,6 +654,26 @@ class TestInterim:
         raw = await client.until(TEXT)
         assert raw.startswith(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n") == (version == "1.1")
         assert raw.count(b"HTTP/1.1 200 OK") == 1
+
+    @pytest.mark.parametrize("version", VERSIONS)
+    async def test_a_flood_is_bounded(self, net: Net, version: str) -> None:
+        """As many bytes of interim heads as one head may have; then upstream is given up."""
+        await net.start()
+        client = await net.client(VERSIONS[version])
+        call = await net.call()
+        await call.head()
+
+        async def flood() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    await call.send(b"HTTP/1.1 102 Processing\r\n\r\n" * 100)
+
+        flooding = asyncio.create_task(flood())
+        with contextlib.suppress(ConnectionResetError):
+            await client.rest()
+        assert b"HTTP/1.1 502 Bad Gateway\r\n" in client.received
+        assert client.received.count(b" 102 ") < 3000
+        await soon(flooding)
 
 
 GARBAGE = {
@@ -883,6 +922,32 @@ class TestHalfClosed:
         assert (await client.rest()).count(TEXT) == 2
 
 
+class TestFarAhead:
+    """A client that sends so much more than its request that nobody reads up to its end."""
+
+    AHEAD = 2 * (proxy.PIPELINE_BYTES + 2 * proxy.READ_BYTES)
+
+    @pytest.mark.parametrize("times", [1, 4])  # with the rest in our buffers, or not even sent
+    @pytest.mark.parametrize("how", ["close", "reset"])
+    async def test_one_who_leaves_is_found(
+        self, net: Net, how: str, times: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(proxy, "AHEAD_PROBE_S", 0.05)
+        await net.start()
+        client = await net.client(GET + GET * (times * self.AHEAD // len(GET)))
+        call = await net.call()
+        client.leave(how)
+        await call.left()
+
+    async def test_one_who_half_closes_reads_on(self, net: Net) -> None:
+        await net.start()
+        client = await net.client(GET * (self.AHEAD // len(GET)))
+        call = await net.call()
+        client.half_close()
+        await call.answer(UPSTREAM["length"])
+        await client.until(TEXT)
+
+
 class TestSlowClient:
     async def test_nothing_is_read_from_upstream_meanwhile(self, net: Net) -> None:
         await net.start(honor=True)
@@ -908,9 +973,8 @@ class TestSlowClient:
         client.leave("close")
         await call.left()
 
-    async def test_stalled_is_gone(self, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(proxy, "STALL_S", 0.05)
-        await net.start(honor=True)
+    async def test_stalled_is_gone(self, net: Net) -> None:
+        await net.start(honor=True, stall_s=0.05)
         await net.client(GET)
         call = await net.call()
         await call.head()
@@ -1063,7 +1127,9 @@ class TestProcess:
         await stream.until(b"\0")
         os.kill(process.pid, number)
         out, err = await soon(process.communicate())
-        assert (out, err, process.returncode) == (b"", b"", 0)
+        # asyncio's debug mode tells of what took long on a busy machine.
+        told = [line for line in err.splitlines() if not line.startswith(b"Executing <")]
+        assert (out, told, process.returncode) == (b"", [], 0)
         await call.left()
         assert await idle.rest() == b""
         await half.rest()
@@ -1084,7 +1150,7 @@ class TestProcess:
     @pytest.mark.parametrize(
         "arguments",
         ["--upstream https://a", "--upstream http://a/b", "--upstream x", "--block 0",
-         "--timeout nan", "--timeout -1", "--port 70000", "--host 203.0.113.1"],
+         "--timeout nan", "--timeout -1", "--stall 0", "--port 70000", "--host 203.0.113.1"],
     )  # fmt: skip
     async def test_bad_arguments(self, arguments: str) -> None:
         process = await self.start("--port", "0", *arguments.split())
