@@ -21,9 +21,12 @@ PING = '{"type": "ping"}'
 
 
 def beating(mode: str) -> AbstractAsyncContextManager[Running]:
-    """A heartbeat every 0.2 s; the first word after four, the next ones after two and a half."""
+    """A heartbeat every 0.2 s; the first word comes after six, each other one after one.
+
+    Two are waited for, so that a machine that stops for most of a second changes nothing.
+    """
     return serving(
-        SimulatedEngine(first_delay_ms=300, delay_ms=500, jitter_ms=0),
+        SimulatedEngine(first_delay_ms=1000, delay_ms=300, jitter_ms=0),
         settings=quick(heartbeat_s=0.2),
         policy=Policy(heartbeats=mode != "off"),
         heartbeat_events=mode == "event",

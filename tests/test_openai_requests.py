@@ -233,7 +233,7 @@ class TestRefusals:
             (b'"a"', 400),
             (b"null", 400),
             (b"{}", 400),
-            (b'{"model": "default", "model": "default"}', 400),
+            (b'{"seed": 1, "seed": 2, "messages": [{"role": "user", "content": "x"}]}', 400),
             (b'{"messages": [{"role": "user", "content": "\\ud83d x"}]}', 400),
             (b'{"model": "\\ud83d", "messages": [{"role": "user", "content": "x"}]}', 400),
             (b'{"temperature": NaN, "messages": [{"role": "user", "content": "x"}]}', 400),
