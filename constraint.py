@@ -263,47 +263,58 @@ def _tail(text: bytes) -> bytes:
 
 
 def _check(schema: object) -> None:
-    """Refuse what takes minutes to compile, with ValueError.
+    """Refuse what takes minutes to compile, with ValueError that says where it is.
 
     To meet two regular expressions at once, an automaton needs the product of their states, and n
     of them the product of all. Schemas meet where one object combines them (`allOf`, or two of
     `$ref`, `anyOf`, ... side by side), so that is limited to what can't multiply automata.
     """
-    for part in _parts(schema):
-        combining = [name for name in _COMBINING if name in part]
-        if len(combining) > 1:
-            raise ValueError(f"{' and '.join(combining)} side by side are not supported")
-        for name in _AUTOMATA:
-            if combining and name in part:
-                raise ValueError(f"{name} beside {combining[0]} is not supported")
-        if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
-            raise ValueError("allOf of more than one schema is not supported")
-        reference = part.get("$ref", "#")
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            raise ValueError("$ref must be # or #/$defs/NAME")
-        patterns = part.get("patternProperties")
-        if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
-            raise ValueError(f"patternProperties must be at most {MAX_PATTERN_PROPERTIES}")
-        digits = Decimal(str(_number(part.get("multipleOf")))).normalize().as_tuple().digits
-        if len(digits) > MAX_MULTIPLE_DIGITS:
-            raise ValueError(f"multipleOf must have at most {MAX_MULTIPLE_DIGITS} digits")
+    for where, part in _parts(schema):
+        try:
+            _check_part(part)
+        except ValueError as error:
+            raise ValueError(f"{error}, at {where}") from None
 
 
-def _parts(schema: object) -> Iterator[dict[str, Any]]:
-    """Every schema in a schema, itself first; schemas that are `true` or `false` left out."""
-    waiting = [schema]
+def _check_part(part: dict[str, Any]) -> None:
+    combining = [name for name in _COMBINING if name in part]
+    if len(combining) > 1:
+        raise ValueError(f"{' and '.join(combining)} side by side are not supported")
+    for name in _AUTOMATA:
+        if combining and name in part:
+            raise ValueError(f"{name} beside {combining[0]} is not supported")
+    if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
+        raise ValueError("allOf of more than one schema is not supported")
+    reference = part.get("$ref", "#")
+    if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+        raise ValueError("$ref must be # or #/$defs/NAME")
+    patterns = part.get("patternProperties")
+    if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
+        raise ValueError(f"patternProperties must be at most {MAX_PATTERN_PROPERTIES}")
+    digits = Decimal(str(_number(part.get("multipleOf")))).normalize().as_tuple().digits
+    if len(digits) > MAX_MULTIPLE_DIGITS:
+        raise ValueError(f"multipleOf must have at most {MAX_MULTIPLE_DIGITS} digits")
+
+
+def _parts(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in a schema, itself first, with its place; schemas that are `true` left out.
+
+    The place is a JSON pointer as a fragment (RFC 6901 section 6), cut where names are long.
+    """
+    waiting = [("#", schema)]
     while waiting:
-        part = waiting.pop()
+        where, part = waiting.pop()
         if not isinstance(part, dict):
             continue
-        yield part
+        yield where, part
+        inner: list[tuple[object, Any]] = [(name, part[name]) for name in _SINGLE if name in part]
         for name in _NAMED:
             if isinstance(part.get(name), dict):
-                waiting += part[name].values()
+                inner += [(f"{name}/{key}", value) for key, value in part[name].items()]
         for name in _LISTED:
             if isinstance(part.get(name), list):
-                waiting += part[name]
-        waiting += [part[name] for name in _SINGLE if name in part]
+                inner += [(f"{name}/{place}", value) for place, value in enumerate(part[name])]
+        waiting += [(f"{where}/{name}"[:MAX_MESSAGE_CHARACTERS], value) for name, value in inner]
 
 
 def _number(value: object) -> int | float:
