@@ -27,6 +27,7 @@ Read next: `delivery_experiments.py`.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import resource
@@ -111,6 +112,12 @@ class Drainer:
         self._epoll = select.epoll()
         self._open: dict[int, Stream] = {}  # by their sockets' numbers
         self._waiting = 0  # for their heads
+
+    def close(self) -> None:
+        """Drop what is open."""
+        self._epoll.close()
+        for stream in self._open.values():
+            stream.peer.close()
 
     def open(self, events: int) -> Stream:
         """Ask for one more stream, and drain all while too many wait for their heads."""
@@ -205,9 +212,9 @@ class Drainer:
             self.drain(time.perf_counter() + PATIENCE_S)
         closed, cpu_ended, after = time.perf_counter(), cpu_s(pid), memory_bytes(pid)
         self._finish()
-        if closed - opened < lasts_s / 10:
-            raise DrainError(f"opening the streams took {opened - began:.1f} s, too much of it all")
         late = [late for stream in streams for late in self._late(stream, opened, closed)]
+        if closed - opened < lasts_s / 10 or not late:
+            raise DrainError(f"opening the streams took {opened - began:.1f} s, too much of it all")
         return Drained(
             opened - began,
             closed - opened,
@@ -242,10 +249,10 @@ def _requests(way: str, host: str, events: int) -> tuple[bytes, bytes]:
 
 
 def _check_head(head: bytes, way: str) -> None:
-    line, _, fields = head.partition(b"\r\n")
+    line, _, _ = head.partition(b"\r\n")
     if line.split()[1] != (b"101" if way == "ws" else b"200"):
         raise DrainError(f"the server answered {line.decode(errors='replace')}")
-    if way != "ws" and (b"\r\ntransfer-encoding: chunked" in fields.lower()) != (way == "sse"):
+    if way != "ws" and (b"\r\ntransfer-encoding: chunked" in head.lower()) != (way == "sse"):
         raise DrainError(f"the stream's framing is not the one that --way {way} asks for")
 
 
@@ -296,9 +303,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if refused := allow_files(args.streams):
             raise DrainError(refused)
-        drainer = Drainer(args.url, args.way, args.every_ms / 1000)
-        drainer.warm_up(min(args.streams, WARM_UP))
-        drained = drainer.run(args.streams, args.lasts_s, args.pid)
+        with contextlib.closing(Drainer(args.url, args.way, args.every_ms / 1000)) as drainer:
+            drainer.warm_up(min(args.streams, WARM_UP))
+            drained = drainer.run(args.streams, args.lasts_s, args.pid)
     except (DrainError, OSError) as error:
         print(f"drainer.py: {error or type(error).__name__}", file=sys.stderr)
         return 1

@@ -201,17 +201,14 @@ class TestBare:
         assert (await bare.ask("stream", max_tokens=1)).failure is None
 
 
-async def test_the_aiohttp_client():
-    for module in ("aiohttp", "fastapi", "uvicorn"):
-        require(module)
-    server = (sys.executable, COMPARE / "with_fastapi.py", "--port", "0", *SCHEDULE)
-    async with program(*server) as url:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, COMPARE / "aiohttp_client.py", url, "-n", "2", "--max-tokens", "20"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        code, out, told = await outcome(process)
+async def test_the_aiohttp_client(ours):
+    require("aiohttp")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, COMPARE / "aiohttp_client.py", ours.url, "-n", "2", "--max-tokens", "20"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    code, out, told = await outcome(process)
     assert (code, told) == (0, b"")
     found = [
         re.fullmatch(r"(\w+) +first text ([0-9.]+) ms \(.*\), all ([0-9.]+) ms \(.*\), n = 2", line)
