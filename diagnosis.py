@@ -190,7 +190,7 @@ def _pacing(reply: Reply) -> list[Finding]:
     if len(events) >= FEWEST_EVENTS and _packed_share(bursts, packed) >= PACKED_SHARE:
         return [_kept(reply, events, bursts, packed)]
     findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
-    if not any(finding.kind in (Kind.STALLS, Kind.SLOW) for finding in findings):
+    if not any(finding.kind is Kind.STALLS for finding in findings):
         findings.append(_steady(events))
     return findings
 

@@ -46,7 +46,7 @@ async def run(plan: Plan, take: Taken) -> None:
     Cancelled, it hands on the replies under way as cancelled, too.
     """
     for number in range(plan.warmup):
-        await _Worker(plan, lambda which, reply: None).turn(number)
+        await _Worker(plan, lambda which, reply: None).turns(iter((number,)))
     if plan.rate is None:
         await _closed_loop(plan, take)
     else:

@@ -9,7 +9,7 @@ fit in memory. Only complete replies have latencies: a refusal is fast and would
 look fast. Failures are counted by category, each with an example of the server's words.
 
 Not here: what the numbers mean (`measures.py`) and what they show (`diagnosis.py`, before this
-one). Read next: `client.py`.
+one). Read next: `runs.py`.
 """
 
 from array import array
@@ -59,6 +59,7 @@ class Tally:
         self.words: dict[Failure, str] = {}  # of the first failure of a category
         self.kinds: list[list[Kind]] = []
         self.examples: dict[Kind, Finding] = {}
+        self.ends: Counter[str] = Counter()  # the complete ones, by their finish reason
         self.complete = 0
         self.counted_events = False  # some reply had no usage to count its tokens by
 
@@ -79,6 +80,7 @@ class Tally:
             self.words.setdefault(reply.failure, reply.error or "")
             return
         self.complete += 1
+        self.ends[reply.finish_reason or "no finish reason"] += 1
         for name, measure in (DATES | COUNTS).items():
             value = measure(reply)
             if value is not None:
@@ -169,6 +171,9 @@ def tally_table(tally: Tally) -> str:
         for name in COUNTS
     ]
     rows = [("replies", f"{tally.n}, complete {tally.complete}")]
+    if tally.ends:
+        told = ", ".join(f"{printable(why)} {count}" for why, count in tally.ends.most_common())
+        rows.append(("ended by", told))
     rows += [
         (f"failed: {failure}", f"{count}, such as: {tally.words[failure]}")
         for failure, count in tally.failures.most_common()
@@ -259,6 +264,7 @@ def tally_record(tally: Tally) -> dict[str, Any]:
         "url": tally.url,
         "replies": tally.n,
         "complete": tally.complete,
+        "finish_reasons": dict(tally.ends),
         "failures": {str(failure): count for failure, count in tally.failures.items()},
         "percentiles": {key: _spread_record(tally.spread(name)) for name, key in names.items()},
         "tokens_counted_by": "events" if tally.counted_events else "usage",

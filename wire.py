@@ -57,15 +57,19 @@ class StampedSocket(socket.socket):
     """A socket that keeps the kernel's date of the last bytes read, where there is one."""
 
     stamp_ns: int | None = None  # on the clock of `time.time_ns`
+    _stamps = False
 
     def want_stamps(self) -> None:
         """Have the kernel date what comes, if it can."""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 self.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                self._stamps = True
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Read as ever, and keep the date. (This is what asyncio calls.)"""
+        if not self._stamps:  # not every system has `recvmsg`
+            return super().recv(size, flags)
         # A buffer of the size that asyncio asks for would be mapped and unmapped for each read.
         data, ancillary, _, _ = self.recvmsg(min(size, READ_BYTES), 64, flags)
         self._keep(ancillary)
@@ -73,6 +77,8 @@ class StampedSocket(socket.socket):
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read as ever, and keep the date. (This is what asyncio calls for TLS.)"""
+        if not self._stamps:
+            return super().recv_into(buffer, nbytes, flags)
         into = memoryview(buffer)[: nbytes or None]
         size, ancillary, _, _ = self.recvmsg_into([into], 64, flags)
         self._keep(ancillary)

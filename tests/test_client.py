@@ -1170,10 +1170,13 @@ class TestCommand:
             ["--temperature", "nan", "Hi"],
         ],
     )
-    async def test_usage(self, arguments):
-        code, out, err = await run(*arguments)
-        assert (code, out) == (2, b"")
-        assert "Traceback" not in err
+    def test_usage(self, arguments, capsys):
+        with pytest.raises(SystemExit) as exit:
+            client.main(arguments)
+        assert exit.value.code == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert re.search(r"error: .+", err)
 
     @pytest.mark.skipif(os.name == "nt", reason="no signal like Ctrl-C to one process")
     async def test_ctrl_c(self):

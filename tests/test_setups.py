@@ -62,7 +62,7 @@ SET_UPS = [
     SetUp("direct, messages", (WELL,), LONG, "/v1/messages"),
     SetUp("direct, WebSocket", (WELL,), SHORT, "/ws", options={"mode": Mode.WEBSOCKET}),
     SetUp("direct, 500 words a second", (WELL,), PROMPT | {"max_tokens": 300}, "/stream", "fast"),
-    SetUp("direct, slow", (Kind.SLOW,), PROMPT | {"max_tokens": 10}, "/stream", "slow"),
+    SetUp("direct, slow", (Kind.SLOW, WELL), PROMPT | {"max_tokens": 10}, "/stream", "slow"),
     SetUp("direct, late", (Kind.LATE, WELL), LONG, CHAT, "late"),
     SetUp("direct, silent", (Kind.FAILED, Kind.HEARTBEATS), SHORT, "/stream", "late",
           options={"timeout": 0.7}),

@@ -5,21 +5,25 @@ import json
 import math
 import signal
 import socket
+import sys
 
 import pytest
 from scripted import reset, until_client_ends
 from scripted import scripted as served
 from test_client import DONE, TWO, document, event, piece, run, start, stream
 
+import client
 import http1
 import runs
 import tally
+from asking import ask
 from client import Options, Reply
 from diagnosis import Kind
 from measures import Event, Failure, Mode
 from tally import Tally
 
 USAGE = event({"usage": {"completion_tokens": 2}, "finish_reason": "stop"})
+HOST = "http://host.example"
 WHOLE = stream(piece("Two"), piece(" plus"), USAGE, DONE)
 
 
@@ -169,6 +173,7 @@ class TestCommand:
         assert "first text                   5 " in text
         assert "inter-event gaps             5 " in text
         assert "error of the dates" in text
+        assert "ended by              stop 5" in text
         assert "-> 5 of 5 replies: too short to tell" in text
 
     async def test_json_of_one(self):
@@ -188,8 +193,20 @@ class TestCommand:
             code, out, _ = await run(server.url(), "Hi", "--json", "-n", "3")
         assert code == 1
         (record,) = json.loads(out)["runs"]
+        assert record["finish_reasons"] == {"stop": 1}
         assert record["failures"] == {"HTTP status": 1, "truncated": 1}
         assert record["percentiles"]["first_text_s"]["n"] == record["complete"] == 1
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel dates what TCP receives")
+    @pytest.mark.parametrize("scheme", ["http", "https"])
+    async def test_the_error_of_the_dates_is_the_kernels_word(self, tls, scheme):
+        listen = {"ssl": tls} if scheme == "https" else {}
+        async with served(*[WHOLE] * 20, **listen) as server:
+            url = server.url("/stream", scheme)
+            _, out, _ = await run(url, "Hi", "-n", "20", "--json", "--insecure")
+        error = json.loads(out)["runs"][0]["dating_error_s"]
+        assert error["n"] >= 10  # it is switched on a moment after the first socket asks for it
+        assert 0 < error["p50"] < 5
 
     async def test_timeline(self, tmp_path):
         async with served(WHOLE, WHOLE) as server:
@@ -258,10 +275,12 @@ class TestCommand:
     )  # fmt: skip
     async def test_what_is_asked(self, arguments, target, method, asked):
         path, *rest = arguments
+        given = client._plan(client._argument_parser().parse_intermixed_args([HOST + path, *rest]))
         async with served(WHOLE) as server:
-            code, _, err = await run(server.url(path), *rest)
+            url = given.urls[0].replace(HOST, server.url(""))
+            reply = await ask(url, given.bodies[0], given.options[0])
             request, content = server.peer.requests[0]
-        assert code == 0, err
+        assert reply.complete, reply.error
         assert (request.method, request.target) == (method, target)
         assert (json.loads(content) if content else None) == asked
 
