@@ -353,6 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
+    began = time.perf_counter()
     flags = {name: getattr(args, name) for name in ("model", "device", "dtype")}
     changed = [f" --{n} {value}" for n, value in flags.items() if value != Bench().flags[n]]
     failures = 0
@@ -364,6 +365,8 @@ async def _run(args: argparse.Namespace) -> int:
             except ExperimentError as error:
                 failures += 1
                 print(f"experiments.py: {name}: {error}", file=sys.stderr)
+    took = report.seconds(time.perf_counter() - began)
+    print(f"experiments.py: all took {took}, {failures} failed", file=sys.stderr)
     return 1 if failures else 0
 
 

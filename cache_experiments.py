@@ -10,7 +10,7 @@ weights once and every row's cache, which is why the first row of a batch costs 
 cost the more the longer they are. The formula is laid beside what a process grows by when rows are
 filled, and the steps beside the clock.
 
-Not here: the cache itself (`lm.py`). Read next: `load_experiments.py`.
+Not here: the cache itself (`lm.py`). Read next: `recording.py`.
 """
 
 import gc
@@ -202,13 +202,16 @@ def measure_steps(model: Any) -> dict[tuple[int, int], float]:
     for row in rows:
         model.truncate(row, 0)
     fill(model, rows, max(STEP_CONTEXTS))
-    found = {}
-    for length in sorted(STEP_CONTEXTS, reverse=True):
-        for number in numbers:
-            found[number, length] = median([_step(model, number, length) for _ in range(STEPS)])
+    found: dict[tuple[int, int], float] = {}
+    for length in sorted(STEP_CONTEXTS, reverse=True):  # rows are only ever cut
+        taken: dict[int, list[float]] = {number: [] for number in numbers}
+        for _ in range(STEPS):
+            for number, of_number in taken.items():
+                of_number.append(_step(model, number, length))
+        found |= {(number, length): median(of_number) for number, of_number in taken.items()}
     for row in rows:
         model.truncate(row, 0)
-    return dict(sorted(found.items(), key=lambda item: (item[0][1], item[0][0])))
+    return dict(sorted(found.items(), key=lambda item: item[0][::-1]))
 
 
 def _step(model: Any, number: int, length: int) -> float:

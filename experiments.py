@@ -355,6 +355,7 @@ for file in (
     "grouping_experiments",
     "cache_experiments",
     "load_experiments",
+    "neighbour_experiments",
     "hop_experiments",
     "leaving",
     "delivery_experiments",

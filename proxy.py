@@ -44,7 +44,7 @@ can reach another), trailers (dropped, as RFC 9110 section 6.5.1 allows), upgrad
 WebSocket (the field is removed, which declines it), CONNECT and TRACE at the last hop (501),
 caching, TLS, several upstreams.
 
-Read next: `report.py`.
+Read next: `figures.py`.
 """
 
 import argparse

@@ -7,7 +7,7 @@
 A client on the machine that it measures takes time from the server, the more the more it does with
 each piece. This one does next to nothing: the reads have their dates, and what they say can wait.
 
-Not here: what is measured with it (`load_experiments.py`, to be read next).
+Not here: what is measured with it (`load_experiments.py`). Read next: `dated.py`.
 """
 
 import asyncio

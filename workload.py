@@ -24,6 +24,12 @@ def body(prompt: str, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, **SAMPLING, **more}
 
 
+def counting(index: int) -> dict[str, Any]:
+    """Return a request for a reply that runs on: a model that counts does not come to an end."""
+    numbers = ", ".join(str(index * 7 + number) for number in range(1, 9))
+    return {"prompt": f"{numbers},", "max_tokens": 1900, "temperature": 0}
+
+
 def median(values: Sequence[float | None]) -> float:
     """Return the nearest-rank median; ExperimentError where there is nothing to measure."""
     known = [value for value in values if value is not None]

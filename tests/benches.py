@@ -27,3 +27,9 @@ class FastBench(Bench):
 def cells(finding: Any, *columns: str) -> list[tuple[str, ...]]:
     """The rows of a finding, reduced to some columns."""
     return [tuple(row[finding.header.index(column)] for column in columns) for row in finding.rows]
+
+
+def milliseconds(cell: str) -> float:
+    """The number of a cell that is in milliseconds."""
+    assert cell.endswith(" ms")
+    return float(cell.removesuffix(" ms"))

@@ -1,7 +1,6 @@
 """The experiments of load, against the simulated server; what they stand on; a few real passes."""
 
 import asyncio
-import re
 
 import pytest
 import pytest_asyncio
@@ -14,14 +13,15 @@ from generation import SamplingParams
 from simulated import SimulatedEngine
 
 require("tqdm")
-from benches import FastBench, cells  # noqa: E402
+from benches import FastBench, cells, milliseconds  # noqa: E402
 
 import load_experiments  # noqa: E402
 from bench import Bench, ExperimentError  # noqa: E402
 from dated import DatedModel  # noqa: E402
-from load_experiments import Arrival, Load, Window  # noqa: E402
+from load_experiments import Load  # noqa: E402
 from measures import Mode, Reply  # noqa: E402
 from recording import Recording, Streams, record  # noqa: E402
+from workload import counting  # noqa: E402
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def bench():
     async with FastBench() as bench:
         yield bench
-
-
-def milliseconds(cell):
-    assert cell.endswith(" ms")
-    return float(cell.removesuffix(" ms"))
 
 
 class TestLoad:
@@ -71,47 +66,6 @@ class TestLoad:
         assert load_experiments._ratio([9, 1, 8], [10, 1, 10]) == (
             "0.90x (by round 0.90x, 1.00x, 0.80x; fastest 0.90x)"
         )
-
-
-class TestStall:
-    async def test_rows(self, bench, monkeypatch):
-        monkeypatch.setattr(load_experiments, "USUAL_S", 0.05)
-        finding = await load_experiments.stall(bench)
-        chunked, whole = cells(finding, "usual gap", "largest gap")
-        for usual, largest in (chunked, whole):
-            assert milliseconds(usual) <= milliseconds(largest)
-
-    async def test_both_rows_are_against_the_chunk_of_their_round(self):
-        chunked = [Arrival(0.02, 0.13, 0.1, 1.0, 1500), Arrival(0.02, 0.22, 0.2, 1.0, 1500)]
-        whole = [Arrival(0.02, 1.20, 1.1, 1.0, 1500), Arrival(0.02, 2.20, 2.1, 1.0, 1500)]
-        chunks = [arrival.chunk for arrival in chunked]
-        assert load_experiments._stall_row("", chunked, chunks)[4:6] == ["1.00x", "1.00x to 1.08x"]
-        assert load_experiments._stall_row("", whole, chunks)[4:6] == ["10.0x", "10.0x to 10.0x"]
-
-
-class TestNotReading:
-    async def test_the_row_is_freed_after_the_limit(self, bench, monkeypatch):
-        monkeypatch.setattr(load_experiments, "READING_ROUNDS", 1)
-        monkeypatch.setattr(load_experiments, "STALL_S", 1)
-        finding = await load_experiments.not_reading(bench)
-        alone, _, beside = cells(finding, "queued at most")
-        assert alone == ("0 bytes",)
-        assert beside != ("0 bytes",)
-        # How much later it is noticed is the machine's affair.
-        noticed = re.search(r"had its last token after ([\d.]+) s", finding.notes[0])
-        assert 1 <= float(noticed[1]) < 60
-
-    async def test_p95_is_compared_round_by_round(self):
-        windows = [Window([0.02] * 19 + [gap], None, 5) for gap in (0.9, 0.9)]
-        slower = [Window([0.022] * 20, 2**20, 7), Window([0.03] * 20, 2**21, 6)]
-        row = load_experiments._window_row("", slower, windows)
-        assert row[3:] == ["1.10x", "1.10x to 1.50x", "2 MiB", "7 bytes"]
-
-    async def test_queued_bytes(self):
-        text = "# TYPE server_client_queued_bytes gauge\nserver_client_queued_bytes 17\nx 1\n"
-        assert load_experiments.queued_bytes(text) == 17
-        with pytest.raises(ExperimentError, match="does not tell"):
-            load_experiments.queued_bytes("x 1\n")
 
 
 async def test_chat(bench, monkeypatch):
@@ -216,7 +170,7 @@ class TestStreams:
         engine = SimulatedEngine(delay_ms=1, jitter_ms=0)
         async with serving(engine) as running:
             url = f"http://127.0.0.1:{running.port}/stream"
-            async with Streams(url, 2, load_experiments.counting):
+            async with Streams(url, 2, counting):
                 assert engine.running == 2
             async with asyncio.timeout(5):
                 while engine.running:
