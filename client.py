@@ -355,7 +355,12 @@ def _argument_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("url", nargs="?", metavar="URL", help=f"http, https, ws or wss (default {DEFAULT_URL})")
-    add("prompt", nargs="?", metavar="PROMPT", help="what to ask; without URL it may stand alone")
+    add(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="what to ask; may stand alone. Without it and --data the URL is fetched with GET",
+    )
 
     add = parser.add_argument_group("what to ask").add_argument
     add("--data", metavar="JSON", help="the request's object; @FILE reads it from a file")

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from measures import Failure
 
 # What one read may give, and how many are held for a slow consumer before the socket has to fill.
-READ_BYTES = 64 * 1024
+READ_BYTES = 16 * 1024
 MAX_HELD_READS = 64
 
 # How long a connection may take to close before it is aborted.
@@ -70,7 +70,7 @@ class StampedSocket(socket.socket):
         """Read as ever, and keep the date. (This is what asyncio calls.)"""
         if not self._stamps:  # not every system has `recvmsg`
             return super().recv(size, flags)
-        # A buffer of the size that asyncio asks for would be mapped and unmapped for each read.
+        # A small one: it is made for each read, and all of it is parsed before anything else runs.
         data, ancillary, _, _ = self.recvmsg(min(size, READ_BYTES), 64, flags)
         self._keep(ancillary)
         return data

@@ -397,6 +397,22 @@ class TestRefusals:
         assert reply.error == f"127.0.0.1:{port}: Connection refused"
         assert (reply.connect, reply.first_byte, reply.received.total) == (None, None, 0)
 
+    async def test_a_host_with_several_addresses(self, monkeypatch):
+        """The first refuses: the next is asked."""
+        async with scripted(TWO) as server:
+            host, port = server.address.split(":")
+            loop = asyncio.get_running_loop()
+            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+            addresses = [(*kind, ("127.0.0.1", 1)), (*kind, (host, int(port)))]
+
+            async def getaddrinfo(*args, **kwargs):
+                return addresses
+
+            monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+            assert (await ask("http://two.example/stream", PROMPT)).complete
+            del addresses[1]
+            assert (await ask("http://one.example/stream", PROMPT)).failure is Failure.CONNECT
+
     async def test_no_such_host(self):
         reply = await ask("http://no-such-host.invalid/stream", PROMPT)
         assert reply.failure is Failure.CONNECT
