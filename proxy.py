@@ -13,15 +13,6 @@ nginx lets a response switch this off for itself with the field `X-Accel-Bufferi
 this gateway with `--honor`. Name and value are compared without case, as nginx does; the field is
 forwarded unchanged (nginx would hide it).
 
-The head is held too, until the first block leaves: nginx's head goes out with its first buffer,
-and a user of a buffering gateway should see the true time to first byte. Content passes byte for
-byte: never decoded, never re-framed as events. The message around it is framed anew for each side:
-
-    upstream's content     to an HTTP/1.1 client     to an HTTP/1.0 client
-    Content-Length         Content-Length            Content-Length
-    chunked                chunked                   to the end of the connection
-    to the end             chunked                   to the end of the connection
-
 Content that upstream breaks off is never ended properly: what was held is sent, then the
 connection closes without a last chunk or short of its length. Where the end of the connection
 would be the end of the content, the connection is reset, which may overtake the last bytes.
@@ -29,20 +20,20 @@ would be the end of the content, the connection is reset, which may overtake the
 Who left?  A client that closes its connection sends the same FIN as one that only sends no more
 (`printf ... | nc` does) and reads on. Only writing tells: a socket that is gone answers with a
 reset. While buffering, nothing is written, so at end-of-file the gateway writes something
-harmless, a probe: before the head an interim `102`; later what is held, early; with nothing held
-and chunked coding, a zero before the next chunk's size (`chunk-size = 1*HEXDIG`). Where none of
-these is possible (an HTTP/1.0 client before the head), whatever upstream sends within PROBE_S is
-the probe, and silence means gone. Upstream is closed at once when the client is gone; a half-close
-is not passed on, since most servers take it for a departure.
+harmless, a probe. Where there is none (an HTTP/1.0 client before the head), whatever upstream
+sends within PROBE_S is the probe, and silence means gone. A client that sends far ahead is not
+read to its end: Linux tells of a FIN behind unread bytes, and a probe now and then of one that
+could not even be sent. Upstream is closed at once when the client is gone; a half-close is not
+passed on, since most servers take it for a departure.
 
-Covered: RFC 9110 sections 7.6 (forwarding: Connection, Max-Forwards, Via), 7.8 (Upgrade), 10.1.1
-(Expect), 15.2 (interim responses); RFC 9112 sections 3.2 (request targets), 6 and 7 (framing),
-8 (incomplete messages), 9 (connections), 9.6 (closing in two steps).
+Covered: RFC 9110 section 10.1.1 (Expect); RFC 9112 sections 8 (incomplete messages), 9
+(connections), 9.6 (closing in two steps).
 
-Not here: a persistent connection to upstream (a new one for each request: nothing of one client's
-can reach another), trailers (dropped, as RFC 9110 section 6.5.1 allows), upgrades other than
-WebSocket (the field is removed, which declines it), CONNECT and TRACE at the last hop (501),
-caching, TLS, several upstreams.
+Not here: what is written to each side (`forwarding.py`, the file to read before this one); a
+persistent connection to upstream (a new one for each request: nothing of one client's can reach
+another), trailers (dropped, as RFC 9110 section 6.5.1 allows), upgrades other than WebSocket (the
+field is removed, which declines it), CONNECT and TRACE at the last hop (501), caching, TLS,
+several upstreams.
 
 Read next: `figures.py`.
 """
@@ -51,7 +42,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import re
 import select
 import signal
 import struct
@@ -65,6 +55,7 @@ from urllib.parse import urlsplit
 
 import http1
 from connection import limit_silence
+from forwarding import ClientGone, Reply, asks_websocket, authority, hops_left, request_head
 
 READ_BYTES = 64 * 1024
 PIPELINE_BYTES = 64 * 1024  # read ahead of the reply under way; then TCP holds the client back
@@ -77,18 +68,7 @@ PROBE_S = 0.25  # between two probes of a client that half-closed
 AHEAD_PROBE_S = 5.0  # and of one whose end can't be seen behind what it has sent
 LIMITS = http1.Limits(content_bytes=None)  # streamed, never held: upstream knows its own limit
 
-# RFC 9110 section 7.6.1; and Content-Length, which is part of the framing of each side.
-HOP_BY_HOP = (
-    *("connection", "content-length", "keep-alive", "te", "trailer"),
-    *("transfer-encoding", "upgrade"),
-)
 ERROR_TYPES = {501: "not_implemented", 502: "bad_gateway", 504: "gateway_timeout"}
-
-Pairs = list[tuple[str, str]]
-
-
-class ClientGone(Exception):
-    """Nobody reads the reply any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,213 +80,6 @@ class Settings:
     block_bytes: int = 8192
     timeout_s: float = 300.0  # of silence: a long prompt may take minutes to its first token
     stall_s: float = 300.0  # a client that takes or acknowledges nothing for so long is gone
-
-
-# Fields and targets
-
-
-def end_to_end(fields: http1.Fields, *also_not: str) -> Pairs:
-    """Drop what is meant for one hop only: RFC 9110 section 7.6.1."""
-    # Proxy-Status alone is meant for everybody: RFC 9209 section 2.
-    to_proxy = [
-        n for n, _ in fields if n.lower().startswith("proxy-") and n.lower() != "proxy-status"
-    ]
-    return list(fields.without(*HOP_BY_HOP, *fields.tokens("connection"), *to_proxy, *also_not))
-
-
-def via(version: tuple[int, int]) -> tuple[str, str]:
-    """Name the version that was received: RFC 9110 section 7.6.3."""
-    return ("Via", f"{version[0]}.{version[1]} buffering-proxy")
-
-
-def origin_form(request: http1.Request) -> str:
-    """Give the target as an origin server expects it: RFC 9112 section 3.2."""
-    target = re.sub(r"^[A-Za-z]+://[^/?]+", "", request.target)
-    if target.startswith("/") or target == "*":
-        return target
-    # RFC 9112 section 3.2.4: OPTIONS for a whole server.
-    return "*" if request.method == "OPTIONS" and not target else "/" + target
-
-
-def hops_left(request: http1.Request) -> int | None:
-    """Read Max-Forwards, which counts for OPTIONS and TRACE only: RFC 9110 section 7.6.2."""
-    value = request.fields.get("max-forwards", "") or ""
-    counts = request.method in ("OPTIONS", "TRACE") and re.fullmatch(r"[0-9]{1,9}", value)
-    return int(value) if counts else None
-
-
-def asks_websocket(request: http1.Request) -> bool:
-    """Whether the request may become a tunnel; every other upgrade is declined."""
-    return (
-        request.method == "GET"
-        and request.version >= (1, 1)
-        and "upgrade" in request.fields.tokens("connection")
-        and request.fields.tokens("upgrade") == ["websocket"]
-    )
-
-
-def request_head(request: http1.Request, settings: Settings) -> bytes:
-    """Write the request's head for upstream."""
-    # RFC 9112 section 3.2.2: the authority of an absolute target goes before Host.
-    fields: Pairs = [("Host", request.host or authority(*settings.upstream))]
-    # RFC 9110 section 10.1.1: an expectation of HTTP/1.0 is ignored.
-    ignored = () if request.version >= (1, 1) else ("expect",)
-    fields += end_to_end(request.fields, "host", "max-forwards", *ignored)
-    hops = hops_left(request)
-    if hops is not None:
-        fields.append(("Max-Forwards", str(hops - 1)))
-    if "transfer-encoding" in request.fields:
-        fields.append(("Transfer-Encoding", "chunked"))
-    elif (length := request.fields.get("content-length")) is not None:
-        fields.append(("Content-Length", length))
-    if asks_websocket(request):
-        fields += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
-    else:
-        fields.append(("Connection", "close"))
-    return http1.encode_request(
-        request.method, origin_form(request), [*fields, via(request.version)]
-    )
-
-
-def content_length(response: http1.Response) -> str | None:
-    """Give a length once, that was perhaps sent twice, or is wrong where it frames nothing."""
-    lengths = set(response.fields.tokens("content-length"))
-    length = lengths.pop() if len(lengths) == 1 else ""
-    return length if re.fullmatch(r"[0-9]+", length) else None
-
-
-def response_fields(response: http1.Response) -> Pairs:
-    """Give the response's fields as they go to the client, without framing."""
-    fields = end_to_end(response.fields)
-    if response.status in (101, 426) and "websocket" in response.fields.tokens("upgrade"):
-        fields += [("Connection", "Upgrade"), ("Upgrade", "websocket")]
-    if not response.interim and "date" not in response.fields:
-        fields.append(("Date", http1.format_date(time.time())))  # RFC 9110 section 6.6.1
-    return [*fields, via(response.version)]
-
-
-# The reply to the client
-
-
-class Reply:
-    """One response on its way to the client: framed for it, and held until a block is full.
-
-        waiting --start--> head held --block full, end or probe--> sending --end--> ended
-
-    Writing is immediate; `flush`, `end` and `cut` also wait for a slow client, so that nothing is
-    read from upstream meanwhile.
-    """
-
-    def __init__(
-        self, writer: asyncio.StreamWriter, request: http1.Request, stall_s: float
-    ) -> None:
-        self.started = False  # the final head is known
-        self.ended = False
-        self.keep_alive = False
-        self.writes = 0
-        self._writer = writer
-        self._stall_s = stall_s
-        self._modern = request.version >= (1, 1)  # knows chunked coding and interim responses
-        self._framing = "none"
-        self._block_bytes = 0
-        self._head: bytes | None = None  # known and not yet sent
-        self._held = bytearray()
-        self._zero_sent = False  # a probe has begun the next chunk's size
-
-    def interim(self, response: http1.Response) -> None:
-        """Pass on a 1xx; HTTP/1.0 has none (RFC 9110 section 15.2)."""
-        if self._modern:
-            fields = response_fields(response)
-            self._write(http1.encode_head(response.status, fields, response.reason))
-
-    def start(
-        self, response: http1.Response, framing: str, keep_alive: bool, block_bytes: int
-    ) -> None:
-        """Take the final head; with `block_bytes` 0 everything leaves at once."""
-        fields = response_fields(response)
-        if framing in ("chunked", "close"):
-            framing = "chunked" if self._modern else "close"
-        elif response.status != 204 and (length := content_length(response)) is not None:
-            fields.append(("Content-Length", length))  # also of HEAD and 304: what GET would have
-        if framing == "chunked":
-            fields.append(("Transfer-Encoding", "chunked"))
-        if not keep_alive:
-            fields.append(("Connection", "close"))
-        self._head = http1.encode_head(response.status, fields, response.reason)
-        self._framing, self._block_bytes = framing, block_bytes
-        self.keep_alive, self.started = keep_alive, True
-
-    def hold(self, data: bytes) -> None:
-        """Take a part of the content; write every block that it fills."""
-        self._held += data
-        while 0 < self._block_bytes <= len(self._held):
-            self._send(self._block_bytes)
-
-    async def flush(self) -> None:
-        """Write what is due before the next read from upstream, and wait for a slow client."""
-        if self._block_bytes == 0:
-            self._send(len(self._held))
-        await self._drain()
-
-    async def end(self) -> None:
-        """Pass on what is left, and end the content."""
-        self._send(len(self._held))
-        if self._framing == "chunked":
-            self._write(http1.LAST_CHUNK)
-        self.ended = True
-        await self._drain()
-
-    async def cut(self) -> None:
-        """Pass on what is left, without an end."""
-        self._send(len(self._held))
-        self.keep_alive = False
-        await self._drain()
-
-    @property
-    def needs_reset(self) -> bool:
-        """Whether an unfinished reply could be taken for a complete one if it just closed.
-
-        To some clients, a zero followed by the end of the connection is a last chunk.
-        """
-        begun = self.started and self._head is None and not self.ended
-        return begun and (self._framing == "close" or self._zero_sent)
-
-    def probe(self) -> bool:
-        """Write something harmless; False when there is nothing of that kind."""
-        if self.ended:
-            return True  # its last bytes are on their way
-        if self._modern and (not self.started or self._head is not None):
-            self._write(http1.encode_head(102, []))
-        elif self._held or self._head is not None:
-            self._send(len(self._held))
-        elif self._framing == "chunked" and not self._zero_sent:
-            self._zero_sent = True
-            self._write(b"0")
-        else:
-            return False
-        return True
-
-    def _send(self, size: int) -> None:
-        """Write the head where it is due, and `size` bytes of what is held."""
-        out, self._head = self._head or b"", None
-        if size:
-            data = bytes(self._held[:size])
-            del self._held[:size]
-            out += http1.encode_chunk(data) if self._framing == "chunked" else data
-            self._zero_sent = False
-        if out:
-            self._write(out)
-
-    def _write(self, data: bytes) -> None:
-        self.writes += 1
-        self._writer.write(data)
-
-    async def _drain(self) -> None:
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await self._writer.drain()
-        except OSError as error:  # TimeoutError is one
-            raise ClientGone from error
 
 
 # One request and its response
@@ -330,7 +103,7 @@ class Exchange:
         """Serve the request. Raises `http1.ProtocolError` with the status to refuse it with."""
         self._reader, self._writer = await self._connect()
         try:
-            self._writer.write(request_head(self.request, self._settings))
+            self._writer.write(request_head(self.request, self._settings.upstream))
             if await first_of(self._relay_response(), self._relay_request()):
                 await self._tunnel()
         finally:
@@ -683,11 +456,6 @@ def stop_signal() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     return stop
-
-
-def authority(host: str, port: int) -> str:
-    """Write host and port as URLs do."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def upstream_address(url: str) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import pytest
 from require import require
 
+import forwarding
 import http1
 import proxy
 
@@ -371,7 +372,7 @@ class TestHonor:
 
     async def test_the_head_is_held_with_the_first_block(self) -> None:
         writer = FakeWriter()
-        reply = proxy.Reply(writer, http1.Request("GET", "/", http1.Fields()), 1)  # type: ignore[arg-type]
+        reply = forwarding.Reply(writer, http1.Request("GET", "/", http1.Fields()), 1)  # type: ignore[arg-type]
         response = http1.Response(200, "OK", http1.Fields())
         reply.start(response, "chunked", keep_alive=True, block_bytes=4)
         reply.hold(b"123")
@@ -946,6 +947,7 @@ class TestFarAhead:
         client.half_close()
         await call.answer(UPSTREAM["length"])
         await client.until(TEXT)
+        await net.call()  # for the next request
 
 
 class TestSlowClient:
