@@ -21,11 +21,13 @@ from typing import Any
 
 import client
 import measures
-from bench import REPLY_S, Bench, experiment
+from bench import REPLY_S, Bench, ExperimentError, experiment
 from client import Options
 from figures import Staircase
+from generation import SamplingParams
 from measures import Reply
 from report import Finding, milliseconds, times
+from simulated import SimulatedEngine
 from workload import arrivals, median
 
 PROMPT = "Why does the first word come sooner?"
@@ -153,9 +155,21 @@ def timeline(wait: Sequence[Reply], stream: Sequence[Reply]) -> str:
 # One reply, moment by moment
 
 # 18 events of 10 bytes and their word, `data: [DONE]` and a blank line (14), are 276 bytes if the
-# text has 82; and `{"text":"..."}` around 82 is 93. With this seed the text has 82.
-TIMED = {"prompt": PROMPT, "max_tokens": 18, "seed": 2, **BARE}
+# text has 82; and `{"text":"..."}` around 82 is 93.
+TIMED_WORDS, TIMED_BYTES = 18, 82
 TIMED_REPLIES = 5
+SEEDS = 500  # to look through: of the texts of 18 words, one in some 60 has so many bytes
+
+
+async def seed_of(words: int, size: int) -> int:
+    """Return the first seed whose reply of so many words has so many bytes."""
+    engine = SimulatedEngine(SEED, delay_ms=0, jitter_ms=0)
+    for seed in range(SEEDS):
+        params = SamplingParams(max_tokens=words, seed=seed)
+        pieces = [piece async for piece in engine.submit(PROMPT, params)]
+        if len("".join(pieces).encode()) == size:
+            return seed
+    raise ExperimentError(f"no reply of {words} words has {size} bytes")
 
 
 @experiment("timestamps")
@@ -163,22 +177,24 @@ async def timestamps(bench: Bench) -> Finding:
     """One reply of 18 words, whole and as a stream: when its parts come, and how large they are."""
     bench.expect(2 * TIMED_REPLIES, "timestamps")
     url = await bench.simulated(*schedule(WORD_MS))
+    body = asked(TIMED_WORDS, **BARE) | {"seed": await seed_of(TIMED_WORDS, TIMED_BYTES)}
     ways: dict[str, list[Reply]] = {"complete": [], "stream": []}
     async with client.Session() as session:  # so that no reply has to wait for a connection
         await session.ask(f"{url}/stream", asked(1), HTTP_1_1)
         for _ in range(TIMED_REPLIES):
             for route, replies in ways.items():
-                replies.append(await bench.ask(f"{url}/{route}", TIMED, session=session))
+                replies.append(await bench.ask(f"{url}/{route}", body, session=session))
     published = {"complete": "93 bytes", "stream": "276 bytes; head within 2 ms"}
     header = ["reply", "head", "first text", "last text", "close"]
     return Finding(
         [*header, "bytes of the body", "complete", "error", "published"],
         [[route, *_moments(replies), published[route]] for route, replies in ways.items()],
-        f"{TIMED_REPLIES} replies a row, in turn, medians; 18 words, {WORD_MS} ms a word",
+        f"{TIMED_REPLIES} replies a row, in turn, medians; {TIMED_WORDS} words,"
+        f" one each {WORD_MS} ms",
         [
             "Each event is a JSON string (`events: bare`). The published whole reply was written"
             ' without a space after its colon, `{"text":"..."}`, and is a byte shorter.',
-            f"By the schedule the last word comes after {18 * WORD_MS} ms.",
+            f"By the schedule the last word comes after {TIMED_WORDS * WORD_MS} ms.",
         ],
         "simulated",
     )

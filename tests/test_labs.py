@@ -88,10 +88,16 @@ class TestTimestamps:
             ("276", "yes", "none"),
         ]
 
-    async def test_the_text_has_82_bytes(self):
+    async def test_a_server_gives_the_text_that_was_looked_for(self):
+        seed = await labs.seed_of(18, 82)
         async with serving() as running:
-            told = await client.ask(f"http://127.0.0.1:{running.port}/stream", labs.TIMED)
+            body = labs.asked(18) | {"seed": seed}
+            told = await client.ask(f"http://127.0.0.1:{running.port}/stream", body)
         assert (len(told.pieces), told.text_bytes) == (18, 82)
+
+    async def test_no_such_text(self):
+        with pytest.raises(ExperimentError, match="no reply of 1 words has 82 bytes"):
+            await labs.seed_of(1, 82)
 
 
 async def test_pairs(bench):
