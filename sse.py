@@ -18,9 +18,9 @@ The grammar is forgiving (no input is an error) and has more corners than it sho
 - Every `data` line adds to the event, with an LF between; an event without one is not dispatched.
 - What follows the last blank line is dropped, however complete it looks.
 
-The parser works on bytes and decodes late. That is sound because UTF-8 never uses a byte below 0x80
-inside a longer character, and a decoder that replaces a broken sequence never takes such a byte
-with it: line ends, colons and names mean the same before decoding as after.
+The parser looks for line ends in bytes and decodes whole lines. That is sound because UTF-8 never
+uses a byte below 0x80 inside a longer character, and a decoder that replaces a broken sequence
+never takes such a byte with it: no line is cut or joined by being decoded with its neighbours.
 
 Follows the HTML standard, sections 9.2.5 "Parsing an event stream" and 9.2.6 "Interpreting an
 event stream" (https://html.spec.whatwg.org/multipage/server-sent-events.html).
@@ -91,6 +91,11 @@ def _each_line(text: str, prefix: str) -> str:
 
 # Bytes to events
 
+# What most events are, up to their blank line, in one match; or else any one line, which may be
+# that of a blank line. It makes no difference what was matched as which, but for speed: the fields
+# of the first kind are not empty, so that one which is absent changes nothing.
+_LINES = re.compile(r"(?:event: ?+(.++)\n)?(?:id: ?+([^\n\0]++)\n)?data: ?+(.++)\n\n|(.*+)\n")
+
 
 class Event(NamedTuple):
     """One dispatched event; `type` is "message" where the stream named none."""
@@ -125,8 +130,9 @@ class Parser:
         self._at_start = True
         self._after_cr = False
         self._line = bytearray()
-        # The standard's three buffers. An LF follows each value of `_data`: empty is no data.
-        self._data = bytearray()
+        # The standard's three buffers; of data, the lines, and what they hold as bytes.
+        self._data: list[str] = []
+        self._data_bytes = 0
         self._type = ""
         self._id = ""
 
@@ -157,83 +163,81 @@ class Parser:
         if self._after_cr and data:
             self._after_cr = False
             data = data.removeprefix(b"\n")
-        # A long line grows in a buffer and is copied out once: linear time however it is cut.
-        if b"\n" not in data and b"\r" not in data:
-            self._line += data
-        else:
+        end = data.rfind(b"\n") + 1
+        if b"\r" in data:
+            end = max(end, data.rfind(b"\r") + 1)
+            self._after_cr = data.endswith(b"\r")
+        if end:
+            lines, data = data[:end], data[end:]
+            # A long line grows in a buffer and is copied out once: linear time however it is cut.
             if self._line:
-                data = bytes(self._line) + data
+                lines = bytes(self._line) + lines
                 self._line.clear()
             if self._at_start:
                 self._at_start = False
-                data = data.removeprefix(_BOM)
-            data = self._parse_plain_events(data, events)
-            if data:
-                self._parse_lines(data, events)
-        if len(self._data) + len(self._line) > self._max_event_bytes:
-            self._refuse()
-
-    def _parse_plain_events(self, data: bytes, events: list[Event]) -> bytes:
-        """Take the events of `data` if each is one `data: ` line that LF ends; return the rest.
-
-        Only a short cut, for speed: `_parse_lines` makes the same events of the same bytes.
-        """
-        if not data.startswith(b"data: ") or b"\r" in data or self.in_event:
-            return data
-        end = data.rfind(b"\n\n")
-        if end < 0 or end > self._max_event_bytes:
-            return data
-        text = data[len("data: ") : end].decode("utf-8", "replace")
-        values = text.split("\n\ndata: ")
-        if text.count("\n") != 2 * (len(values) - 1):
-            return data  # some line end stands elsewhere than between two plain events
-        id = self.last_event_id
-        for value in values:
-            events.append(Event("message", value, id))
-        return data[end + len("\n\n") :]
-
-    def _parse_lines(self, data: bytes, events: list[Event]) -> None:
-        lines = data.splitlines()
-        self._after_cr = data.endswith(b"\r")
-        if lines and not data.endswith((b"\r", b"\n")):
-            self._line += lines.pop()
-        for line in lines:
-            if len(self._data) + len(line) > self._max_event_bytes:
-                self._refuse()
-            if line:
-                self._process_field(line)
+                lines = lines.removeprefix(_BOM)
+            if self._data_bytes + len(lines) <= self._max_event_bytes:
+                self._parse_lines(lines, events)
             else:
-                self._dispatch(events)
+                self._parse_within_bound(lines, events)
+        if data:
+            self._line += data
+            if self._data_bytes + len(self._line) > self._max_event_bytes:
+                self._refuse()
+
+    def _parse_within_bound(self, lines: bytes, events: list[Event]) -> None:
+        for line in lines.splitlines(keepends=True):
+            if self._data_bytes + len(line.rstrip(b"\r\n")) > self._max_event_bytes:
+                self._refuse()
+            self._parse_lines(line, events)
 
     def _refuse(self) -> NoReturn:
         self._overlong = True
         raise EventTooLong(f"an event of more than {self._max_event_bytes} bytes")
 
-    def _process_field(self, line: bytes) -> None:
+    def _parse_lines(self, lines: bytes, events: list[Event]) -> None:
+        """Take in whole lines: most events by one match of `_LINES`, the rest line by line."""
+        text = lines.decode("utf-8", "replace")
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        for type, id, data, line in _LINES.findall(text):
+            if line:
+                self._process_field(line)
+                continue
+            if type:
+                self._type = type
+            if id:
+                self._id = id
+            if data or self._data:
+                whole = self._take_data(data) if self._data else data
+                events.append(Event(self._type or "message", whole, self._id))
+            # Section 9.2.6, "dispatch the event": the id stays for later events, the type doesn't.
+            self.last_event_id = self._id
+            self._type = ""
+
+    def _process_field(self, line: str) -> None:
         """Section 9.2.6, "process the field"; a line that starts with a colon is a comment."""
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if name == b"data":
-            self._data += value
-            self._data += b"\n"
-        elif name == b"event":
-            self._type = value.decode("utf-8", "replace")
-        elif name == b"id":
-            if b"\0" not in value:
-                self._id = value.decode("utf-8", "replace")
-        elif name == b"retry":
-            if value.isdigit():  # of bytes, these are the ASCII digits alone
-                digits = value.lstrip(b"0") or b"0"
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+            self._data_bytes += len(value.encode()) + 1
+        elif name == "event":
+            self._type = value
+        elif name == "id":
+            if "\0" not in value:
+                self._id = value
+        elif name == "retry":
+            if value.isascii() and value.isdigit():
+                digits = value.lstrip("0") or "0"
                 if len(digits) <= MAX_RETRY_DIGITS:
                     self.retry = int(digits)
         elif not name:
             self.comments += 1
 
-    def _dispatch(self, events: list[Event]) -> None:
-        """Section 9.2.6, "dispatch the event": the id stays for later events, the type does not."""
-        self.last_event_id = self._id
-        if self._data:
-            data = self._data[:-1].decode("utf-8", "replace")
-            events.append(Event(self._type or "message", data, self._id))
-            self._data.clear()
-        self._type = ""
+    def _take_data(self, last: str) -> str:
+        """All lines of data: those held, and one that was matched with its blank line."""
+        data = "\n".join([*self._data, last] if last else self._data)
+        self._data.clear()
+        self._data_bytes = 0
+        return data

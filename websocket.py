@@ -424,7 +424,10 @@ class Connection:
         is_last = frame.fin and not frame.remaining
         is_text = self._message_opcode == TEXT
         if is_text:
-            self._check_text(payload, is_last)
+            text = self._decode_text(payload, is_last)
+        if is_last and not self._message:  # the whole message at once: nothing to put together
+            self._message_opcode = None
+            return Message(text if is_text else bytes(payload))
         self._message += payload
         if not is_last:
             return None
@@ -432,22 +435,23 @@ class Connection:
         self._message_opcode = None
         return Message(whole.decode() if is_text else bytes(whole))
 
-    def _check_text(self, payload: bytes | bytearray, is_last: bool) -> None:
-        """Check the next part of a text, which may end within a character unless it is the last.
+    def _decode_text(self, payload: bytes | bytearray, is_last: bool) -> str:
+        """Decode the next part of a text, which may end within a character unless it is the last.
 
         The codec forbids surrogates, overlong forms and all beyond U+10FFFF (RFC 3629 section 3),
         and finds also in an unfinished character what no continuation can repair, but for one.
         """
-        encoded = self._unfinished_character + payload
+        encoded = self._unfinished_character + payload if self._unfinished_character else payload
         try:
-            _, checked = codecs.utf_8_decode(encoded, "strict", is_last)
+            text, checked = codecs.utf_8_decode(encoded, "strict", is_last)
         except UnicodeDecodeError:
             raise ProtocolError("text is not UTF-8", 1007) from None
-        unfinished = encoded[checked:]
+        unfinished = bytes(encoded[checked:])
         # Two bytes of a surrogate: the codec waits for the third, to serve "surrogatepass".
         if b"\xed\xa0" <= unfinished < b"\xee":
             raise ProtocolError("text is not UTF-8", 1007)
         self._unfinished_character = unfinished
+        return text
 
     def _take_payload(self, frame: _Frame) -> bytes | bytearray:
         """Remove and unmask what has come of the frame's payload."""
