@@ -2,6 +2,9 @@
 
     python dated.py --port 0 ...        everything that server.py takes
     GET /passes                         [["decode", began, ended], ...] since it was asked last
+    GET /beats?switch_ms=0.5            how late the event loop's beats were, one a millisecond
+
+The beats begin when they are first asked for; `switch_ms` sets the interpreter's switch interval.
 
 `time.perf_counter` is one clock for all processes of a machine, so these dates can be laid beside
 those of the measuring client.
@@ -11,6 +14,7 @@ Read next: `load_experiments.py`.
 """
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +27,7 @@ from dialects import to_json
 from engine import Engine
 
 DATED = ("prefill", "decode", "choose")
+BEAT_S = 0.001
 
 Pass = tuple[str, float, float]
 
@@ -55,6 +60,9 @@ class DatedServer(server.Server):
     def __init__(self, engine: AnyEngine, options: server.Options) -> None:
         super().__init__(engine, options)
         self._routes["/passes"] = {"GET": self._passes}
+        self._routes["/beats"] = {"GET": self._beats}
+        self._late: list[float] = []
+        self._due: float | None = None
 
     async def _passes(self, exchange: Exchange) -> None:
         passes: list[Pass] = []
@@ -62,6 +70,22 @@ class DatedServer(server.Server):
             model: Any = self.engine.model
             passes, model.passes = model.passes, passes
         exchange.respond(200, to_json({"passes": passes}).encode(), JSON)
+
+    async def _beats(self, exchange: Exchange) -> None:
+        if switch_ms := dict(exchange.request.query).get("switch_ms"):
+            sys.setswitchinterval(float(switch_ms) / 1000)
+        if self._due is None:
+            self._beat()
+        late, self._late = self._late, []
+        exchange.respond(200, to_json({"late": late}).encode(), JSON)
+
+    def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._due is not None:
+            self._late.append(now - self._due)
+        self._due = now + BEAT_S
+        loop.call_at(self._due, self._beat)
 
 
 def make_engine(args: argparse.Namespace) -> AnyEngine:

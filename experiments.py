@@ -359,6 +359,7 @@ for file in (
     "hop_experiments",
     "leaving",
     "delivery_experiments",
+    "lateness_experiments",
 ):
     importlib.import_module(file)
 
