@@ -1,7 +1,10 @@
 """The client's numbers beside an independent instrument's, on the same fixed schedule.
 
     python -m venv aiperf && aiperf/bin/pip install 'aiperf==0.13.*'
-    python tests/against_aiperf.py aiperf/bin/aiperf [-n 30]
+    python tests/against_aiperf.py aiperf/bin/aiperf --tokenizer FOLDER [-n 30]
+
+FOLDER is any tokenizer's, such as the default model's in `~/.cache/llm-streaming`: it makes up the
+prompts, which here are not looked at.
 
 Not a test: it needs 300 MB of other people's packages, and a machine that is otherwise idle. Ends
 with 1 if a median of first text or of the time per output token is 3% or more apart.
@@ -30,9 +33,9 @@ def client(url: str, n: int) -> dict[str, float]:
     return {"first text": first["p50"] * 1000, "time per output token": token["p50"] * 1000}
 
 
-def aiperf(program: str, url: str, n: int, folder: str) -> dict[str, float]:
+def aiperf(program: str, tokenizer: str, url: str, n: int, folder: str) -> dict[str, float]:
     command = [program, "profile", "--url", url, "--model", "clocked", "--endpoint-type", "chat"]
-    command += ["--streaming", "--tokenizer", "builtin", "--use-server-token-count"]
+    command += ["--streaming", "--tokenizer", tokenizer, "--use-server-token-count"]
     command += ["--concurrency", "1", "--request-count", str(n), "--warmup-request-count", "2"]
     command += ["--isl", "16", "--osl", str(TOKENS), "--ui", "none", "--artifact-dir", folder]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -56,18 +59,22 @@ def aiperf(program: str, url: str, n: int, folder: str) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("aiperf")
+    parser.add_argument("--tokenizer", required=True)
     parser.add_argument("-n", type=int, default=30)
     args = parser.parse_args()
     command = [sys.executable, str(HERE / "clocked.py"), "--events", str(TOKENS)]
+    command += ["--first-ms", "500"]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
         tempfile.TemporaryDirectory() as folder,
     ):
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        ours = client(url, args.n)
-        theirs = aiperf(args.aiperf, url, args.n, folder)
-        server.terminate()
+        try:
+            ours = client(url, args.n)
+            theirs = aiperf(args.aiperf, args.tokenizer, url, args.n, folder)
+        finally:
+            server.terminate()
     apart = {name: abs(ours[name] / theirs[name] - 1) for name in ours}
     print(f"{'medians, n = ' + str(args.n):<24}{'client.py':>12}{'aiperf':>12}{'apart':>9}")
     for name in ours:
