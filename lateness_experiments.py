@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 
 import measures
 from bench import Bench, experiment
-from load_experiments import RUNNING, counting
 from recording import Streams
 from report import Finding
-from workload import median
+from workload import counting, median
 
+RUNNING = 8  # streams
 ROUNDS = 3
 WATCH_S = 2.5
 # Python's default, the server's choice, and a tenth of it.
