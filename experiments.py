@@ -360,6 +360,7 @@ for file in (
     "leaving",
     "delivery_experiments",
     "lateness_experiments",
+    "page_experiments",
 ):
     importlib.import_module(file)
 
