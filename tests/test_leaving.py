@@ -25,7 +25,7 @@ def needs_filter() -> None:
 async def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     require_program("nginx")
     # Long enough that no reply ends by itself before it is left, on whatever machine.
-    settings = {"ROUNDS": 1, "TOKENS": 2000, "DELAY_MS": 10, "AFTER": 3, "ROUTES": NATIVE}
+    settings = {"ROUNDS": 1, "TOKENS": 2000, "DELAY_MS": 50, "AFTER": 2, "ROUTES": NATIVE}
     for name, value in settings.items():
         monkeypatch.setattr(leaving, name, value)
     permitted = leaving.can_vanish()
