@@ -355,8 +355,8 @@ async def leaving(bench: Bench) -> Finding:
             "The providers' routes, in order: /v1/chat/completions, /v1/completions, /v1/responses,"
             " /v1/messages, each whole and streamed.",
             "half-close: who reads on is not gone, but nginx takes it for gone. vanish: of a client"
-            " behind nginx the server can't know, nginx has its own time limits: minutes; proxy.py runs"
-            f" with --stall {STALL_S} here, and knows of one only when it writes or asks.",
+            " behind nginx the server can't know, nginx has its own time limits: minutes; proxy.py"
+            f" runs with --stall {STALL_S} here.",
         ],
         f"simulated, {DELAY_MS} ms a token",
     )
