@@ -23,6 +23,7 @@ made-up dates is exact, and tests are tables.
 Not here: the dates (`exchange.py`), several replies and printing (`tally.py`, to be read next).
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +35,18 @@ from measures import Event, Failure, Mode, Reply, percentile
 # Silent reading at 238 words a minute (Brysbaert 2019) and 1.38 tokens a word: 183 ms a token.
 READER_S = 0.180
 
-# A gap that ends a burst; and the silence before one that counts: shorter ones are not noticed by a
-# reader, and are made by batches, radio and schedulers.
+# A gap that ends a burst; and the silence before most of them that counts: shorter ones are not
+# noticed by a reader, and are made by batches, radio and schedulers.
 PAUSE_S = 0.050
 SILENCE_S = 0.150
-# What comes after a silence is packed if it has so many events, each within so much of the last.
+# A burst is packed if it has so many events, and takes no more than so much for each.
 PACKED_EVENTS = 5
 PACKED_S = 0.0005
-# The share of the text events that must come packed.
+# The share of the text events that must come packed, and of those that do so after a silence.
 PACKED_SHARE = 0.8
+SILENT_SHARE = 0.6
+# The last burst proves nothing, unless it is longer than so many blocks.
+REST_BLOCKS = 3
 # Fewer text events prove nothing.
 FEWEST_EVENTS = 8
 # A gap is a stall if it is so long, and so many times the median gap.
@@ -104,11 +108,8 @@ class Burst:
     @property
     def packed(self) -> bool:
         """Whether no model can have written them in that time."""
-        return (
-            self.silence >= SILENCE_S
-            and self.count >= PACKED_EVENTS
-            and self.ended - self.began <= PACKED_S * (self.count - 1) + PACKED_S
-        )
+        enough = self.count >= PACKED_EVENTS
+        return enough and self.ended - self.began <= PACKED_S * self.count
 
 
 def diagnose(reply: Reply) -> list[Finding]:
@@ -187,7 +188,7 @@ def _pacing(reply: Reply) -> list[Finding]:
         return []
     bursts = bursts_of(events)
     packed = [burst for burst in bursts if burst.packed]
-    if len(events) >= FEWEST_EVENTS and _packed_share(bursts, packed) >= PACKED_SHARE:
+    if len(events) >= FEWEST_EVENTS and _is_kept(bursts, packed):
         return [_kept(reply, events, bursts, packed)]
     findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
     if not any(finding.kind is Kind.STALLS for finding in findings):
@@ -220,13 +221,16 @@ def bursts_of(events: Sequence[Event]) -> list[Burst]:
     return bursts
 
 
-def _packed_share(bursts: Sequence[Burst], packed: Sequence[Burst]) -> float:
-    """Return which share of the events came packed, but for a last block that was not full."""
+def _is_kept(bursts: Sequence[Burst], packed: Sequence[Burst]) -> bool:
+    """Whether most of the events came packed, after silences that count."""
     total = sum(burst.count for burst in bursts)
     rest = bursts[-1]
-    if len(packed) >= 2 and not rest.packed and rest.count < packed[-1].count:
-        total -= rest.count
-    return sum(burst.count for burst in packed) / total
+    # The end of a stream is seldom a full block; what comes behind the last full one is no proof.
+    if len(packed) >= 2 and not rest.packed:
+        total -= rest.count if rest.count <= REST_BLOCKS * packed[-1].count else 0
+    after_silence = sum(burst.count for burst in packed if burst.silence >= SILENCE_S)
+    share = sum(burst.count for burst in packed) / total
+    return share >= PACKED_SHARE and after_silence / total >= SILENT_SHARE
 
 
 def _kept(
@@ -270,7 +274,7 @@ def burst_sizes(reply: Reply) -> list[int]:
     ends, total = [], 0
     last = 0.0
     for arrival in reply.arrivals:
-        if arrival.content and arrival.at - last >= SILENCE_S and total:
+        if arrival.content and arrival.at - last >= PAUSE_S and total:
             ends.append(total)
         if arrival.content:
             last, total = arrival.at, arrival.content
@@ -280,12 +284,17 @@ def burst_sizes(reply: Reply) -> list[int]:
 def block_size(sizes: Sequence[int]) -> int | None:
     """Return the buffer that bursts of these sizes filled; None if they have none in common.
 
-    The first burst may be smaller: a head shared its buffer. The framing between two hops may have
-    taken up to a third of a block, so the block is the smallest power of two that holds each.
+    The first burst may be smaller: a head shared its buffer. Bursts of whole blocks are multiples
+    of one. Else the framing between two hops may have taken up to a third of a block, so that it
+    is the smallest power of two that holds each.
     """
     full = sizes[1:] if len(sizes) > 2 else sizes
-    if not full or max(sizes) > BLOCKS[-1]:
+    if not full or max(full) > BLOCKS[-1]:
         return None
+    common = math.gcd(*full)
+    whole = common & -common  # the largest power of two that divides them all
+    if whole >= BLOCKS[0]:
+        return whole
     block = next(size for size in BLOCKS if size >= max(full))
     alike = min(full) >= 0.9 * max(full) and max(full) >= 0.66 * block
     return block if alike else None

@@ -65,6 +65,13 @@ PACES = [
     ("blocks", blocks(WORDS, 30), [Kind.BUFFERED]),
     ("blocks and a rest", blocks(WORDS, 50), [Kind.BUFFERED]),
     ("blocks of a quick stream", blocks(steady(1000, 0.002), 178), [Kind.BUFFERED]),
+    ("blocks, one of them soon after another",
+     [*[0.4] * 16, *[0.49] * 16, *[0.9] * 16, *[1.2] * 16, *[1.5] * 16], [Kind.BUFFERED]),
+    ("blocks, and a rest that trickles",
+     [*[0.4] * 16, *[0.7] * 16, *[1.0] * 16, *[1.3 + i / 1000 for i in range(33)]],
+     [Kind.BUFFERED]),
+    ("two hiccups at the beginning", [*[0.4] * 10, *[0.6] * 10, *steady(80, 0.002, first=0.8)],
+     [Kind.WELL]),
     ("a window of 250 ms", blocks(steady(100, 0.05), 5), [Kind.BUFFERED]),
     ("four at a time is a batch", blocks(steady(100, 0.05), 4), [Kind.WELL]),
     ("one stall", [*steady(50, 0.03), *steady(50, 0.03, first=5)], [Kind.STALLS]),
@@ -123,6 +130,8 @@ def test_the_block_is_named(block):
         ([3248, 3250, 3247], 4096),  # chunk framing behind the hop took the rest
         ([1500, 900, 4000], None),
         ([8192], 8192),
+        ([4096, 12288, 4096, 8192], 4096),  # blocks that came close to each other
+        ([2979, 3000, 3072], 4096),
         ([300], None),
         ([], None),
         ([10_000_000], None),
