@@ -203,7 +203,7 @@ def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:
 # A chat
 
 TURNS = 5
-CHATS = 5
+CHATS = 3
 TURN_TOKENS = 16
 
 
