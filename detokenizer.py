@@ -49,6 +49,9 @@ MAX_HALF = 3
 # agree, and nine that the (at most three) held U+FFFD can stand for.
 WINDOW = 12
 
+# Texts of tokens that are remembered: most of a reply is made of few.
+KNOWN_TOKENS = 2**14
+
 # Where `_spoiler` looks for byte tokens: vocabularies have them near the start.
 BYTE_TOKENS_BELOW = 1024
 
@@ -67,7 +70,7 @@ class Detokenizer:
 
     def add(self, token_id: int) -> str:
         """Return the text that is certain now and was not before; often "" within a character."""
-        alone = self._decode([token_id])
+        alone = _alone(self._decode, token_id)
         # A special token has no text; a space that is dropped alone shows when there are two.
         if not alone and not self._decode([token_id, token_id]):
             return ""
@@ -107,6 +110,11 @@ class Detokenizer:
         if spoiler is None:
             return False
         return alone == REPLACEMENT or _spoils(self._decode, token_id, spoiler)
+
+
+@lru_cache(maxsize=KNOWN_TOKENS)
+def _alone(decode: Decode, token_id: int) -> str:
+    return decode([token_id])
 
 
 @lru_cache(maxsize=4)

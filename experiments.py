@@ -358,6 +358,7 @@ for file in (
     "neighbour_experiments",
     "hop_experiments",
     "leaving",
+    "parts_experiments",
     "delivery_experiments",
     "lateness_experiments",
     "page_experiments",
