@@ -15,6 +15,7 @@ Read next: `measures.py`, with which the other end of the wire begins.
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -72,6 +73,10 @@ TEXT = "text/plain; charset=utf-8"
 MODELS = "/v1/models/"
 # Connections that the kernel accepts for us while we are busy.
 BACKLOG = 1024
+# Connections beyond `--connections` that are told so at the same time; more are just dropped.
+TURNED_AWAY = 100
+# Files that are no connection: the model's, threads' and the event loop's own, outbound ones.
+OTHER_FILES = 100
 # How long streams may take to say goodbye at shutdown.
 GRACE_S = 5.0
 STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
@@ -217,6 +222,9 @@ class Server:
         assert isinstance(reader, WatchedReader)
         connection = Connection(reader, writer, self.handle, self.options.settings)
         full = len(self._connections) >= self.options.max_connections
+        if len(self._tasks) >= self.options.max_connections + TURNED_AWAY:
+            writer.transport.abort()  # each that is told takes a file and two seconds
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks[task] = connection
@@ -622,6 +630,27 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def allow_connections(connections: int) -> int:
+    """Raise the limit of open files to what so many connections need; how many it allows.
+
+    At the limit `accept` would fail, over and over, until somebody leaves.
+    """
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + TURNED_AWAY + OTHER_FILES
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    if needed > soft:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(ValueError, OSError):  # some systems have a lower bound still
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return max(1, min(connections, soft - TURNED_AWAY - OTHER_FILES))
+
+
 async def run(server: Server, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Serve until a signal comes; a second one ends the process at once."""
     stop = asyncio.Event()
@@ -659,6 +688,11 @@ def main() -> int:
     except OSError as error:
         print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
         return 1
+    allowed = allow_connections(options.max_connections)
+    if allowed < options.max_connections:
+        text = f"--connections {options.max_connections}: open files are limited, to {allowed} here"
+        print(text, file=sys.stderr)
+        options = replace(options, max_connections=allowed)
     with listener:
         if options.proxy:
             options = options.bound(args.host, listener.getsockname()[1], tls is not None)

@@ -1,6 +1,7 @@
 """One connection's life: persistence, deadlines, who left, who is slow, how to close."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import tracemalloc
@@ -11,6 +12,7 @@ from fakes import FakeModel
 from serving import HOST, eventually, quick, serving
 
 import http1
+import server
 from engine import Engine
 from simulated import SimulatedEngine
 
@@ -594,3 +596,50 @@ async def test_a_header_never_holds_what_the_client_sent() -> None:
         peer.send(http1.encode_request("GET", "/complete?prompt=a%0d%0aX-Evil:%201", pairs))
         answer = await peer.answer()
         assert "x-evil" not in answer.fields
+
+
+class TestOpenFiles:
+    """One file a connection: the limit is raised for as many as are allowed, or fewer are."""
+
+    @pytest.fixture
+    def limits(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        resource = pytest.importorskip("resource")
+        limits = [1024, 4096]
+        monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(0, new[0]))
+        return limits
+
+    @pytest.mark.parametrize(
+        ("asked", "allowed", "soft"),
+        [(10, 10, 1024), (824, 824, 1024), (825, 825, 1025), (10_000, 3896, 4096)],
+    )
+    def test_raised_up_to_the_hard_limit(
+        self, limits: list[int], asked: int, allowed: int, soft: int
+    ) -> None:
+        assert server.allow_connections(asked) == allowed
+        assert limits == [soft, 4096]
+
+    def test_without_any_limit(self, limits: list[int]) -> None:
+        import resource
+
+        limits[1] = resource.RLIM_INFINITY
+        assert server.allow_connections(10_000) == 10_000
+        assert limits[0] == 10_200
+        limits[0] = resource.RLIM_INFINITY
+        assert server.allow_connections(10**6) == 10**6
+
+    async def test_a_flood_beyond_is_dropped_without_a_word(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server, "TURNED_AWAY", 1)
+        async with (
+            serving(max_connections=1) as running,
+            running.connect() as first,
+            running.connect() as told,
+            running.connect() as dropped,
+        ):
+            assert (await first.ask("GET", "/health")).status == 200
+            told.parser.expect("GET")
+            assert (await told.answer()).status == 503
+            with contextlib.suppress(ConnectionError):
+                assert await dropped.reader.read() == b""
