@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import drainer
 from bench import HERE, Bench, ExperimentError, experiment
@@ -36,6 +36,7 @@ from workload import median
 # More than any row has streams, and the flag of a real deployment.
 OURS = ("server.py", "--model=simulated", "--jitter-ms=0", "--connections=20000")
 START_S = 20.0
+PATIENT = 3
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class Skipped(ExperimentError):
     """A row that cannot be measured on this machine; the message says why."""
 
 
+class TooShort(Skipped):
+    """It could be with more time."""
+
+
 async def measure(subject: Subject, size: Size) -> Drained:
     """Start a server, drain its streams, stop it."""
     if missing := subject.missing():
@@ -119,7 +124,10 @@ async def measure(subject: Subject, size: Size) -> Drained:
     if refused := drainer.allow_files(size.streams):
         raise Skipped(refused)  # the limit is inherited by the processes started from here
     async with _started(subject, f"--delay-ms={size.every_ms}") as (url, pid):
-        return await _drain(subject, url, pid, size)
+        try:
+            return await _drain(subject, url, pid, size)
+        except TooShort:  # a machine that is slow or busy: once more, with time
+            return await _drain(subject, url, pid, replace(size, lasts_s=PATIENT * size.lasts_s))
 
 
 @contextlib.asynccontextmanager
@@ -164,7 +172,8 @@ async def _drain(subject: Subject, url: str, pid: int, size: Size) -> Drained:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise Skipped(told.decode().strip().removeprefix("drainer.py: ").rpartition("\n")[2])
+        skipped = TooShort if process.returncode == 2 else Skipped
+        raise skipped(told.decode().strip().removeprefix("drainer.py: ").rpartition("\n")[2])
     return Drained(**json.loads(out))
 
 
@@ -280,6 +289,8 @@ NOTES = (
     " included: it tells what of it is the kernel's, the timer's (whole milliseconds) and the"
     " reading client's.",
     "Memory: what the server's process has grown by; the kernel's socket buffers come on top.",
+    f"A run that leaves no time to measure, its streams opening too slowly, is made once more and"
+    f" {PATIENT} times as long.",
     "Whole: every event came, and the end. All but FastAPI's and Node's write the same bytes; those"
     " leave out a space in their JSON.",
 )

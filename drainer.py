@@ -50,6 +50,8 @@ PATIENCE_S = 20.0
 WARM_UP = 20
 # Requests that wait for their heads: enough to keep the server busy, not to make a queue.
 OPENING = 16
+# The window's least part of a run.
+LEAST = 0.1
 TAIL_BYTES = len(http1.LAST_CHUNK) - 1
 KEY = b"0123"  # any masking key will do on loopback
 
@@ -70,6 +72,10 @@ class Drained:
     events: int  # that were asked for, by all streams together
     whole: int  # streams of which every event and the end came
     late: tuple[float, float, float]  # p50, p95, p99 of the pieces that came in the window
+
+
+class TooShort(DrainError):
+    """Opening the streams left no time to measure: with more time there would be some."""
 
 
 class Stream:
@@ -205,6 +211,10 @@ class Drainer:
         streams: list[Stream] = []
         for _ in range(count):
             left_s = began + lasts_s - time.perf_counter()
+            if left_s < lasts_s * LEAST:
+                raise TooShort(
+                    f"{len(streams)} of {count} streams opened in {lasts_s - left_s:.1f} s"
+                )
             streams.append(self.open(max(1, int(left_s / self._every_s))))
         self._wait_for_heads(0)
         opened, cpu_began = time.perf_counter(), cpu_s(pid)
@@ -213,8 +223,8 @@ class Drainer:
         closed, cpu_ended, after = time.perf_counter(), cpu_s(pid), memory_bytes(pid)
         self._finish()
         late = [late for stream in streams for late in self._late(stream, opened, closed)]
-        if closed - opened < lasts_s / 10 or not late:
-            raise DrainError(f"opening the streams took {opened - began:.1f} s, too much of it all")
+        if closed - opened < lasts_s * LEAST or not late:
+            raise TooShort(f"opening the streams took {opened - began:.1f} s, too much of it all")
         return Drained(
             opened - began,
             closed - opened,
@@ -308,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
             drained = drainer.run(args.streams, args.lasts_s, args.pid)
     except (DrainError, OSError) as error:
         print(f"drainer.py: {error or type(error).__name__}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, TooShort) else 1
     print(json.dumps(dataclasses.asdict(drained)))
     return 0
 

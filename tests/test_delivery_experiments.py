@@ -116,8 +116,14 @@ class TestWhole:
         assert result.window_s >= 0.14
 
     async def test_no_time_to_measure(self):
-        with pytest.raises(DrainError, match="too much of it all"):
+        with pytest.raises(drainer.TooShort, match="too much of it all"):
             await drained([STREAMS["sse"]])
+
+    async def test_opening_takes_too_long(self):
+        async with scripted([SSE_HEAD + chunked(PIECE, DONE)], []) as server:
+            with contextlib.closing(Drainer(server.url(""), "sse", 1.0)) as subject:
+                with pytest.raises(drainer.TooShort, match="0 of 2 streams opened"):
+                    await asyncio.to_thread(subject.run, 2, 0.0000001, os.getpid())
 
     async def test_no_answer(self):
         with pytest.raises(DrainError, match="without an answer"):
@@ -160,6 +166,18 @@ class TestMeasure:
     async def test_a_server_that_does_not_start(self):
         with pytest.raises(Skipped, match="did not start"):
             await delivery_experiments.measure(Subject("x", "sse", ("no_such.py",)), SMALL)
+
+    async def test_a_run_that_was_too_short_is_made_once_more_with_time(self, monkeypatch):
+        lasted = []
+
+        async def drain(subject, url, pid, size):
+            lasted.append(size.lasts_s)
+            raise delivery_experiments.TooShort("too slow")
+
+        monkeypatch.setattr(delivery_experiments, "_drain", drain)
+        with pytest.raises(Skipped, match="too slow"):
+            await delivery_experiments.measure(BARE, Size(1, 5, 1.0))
+        assert lasted == [1.0, 3.0]
 
     async def test_a_drainer_that_refuses(self):
         wrong = dataclasses.replace(BARE, way="ws")  # the bare loop knows no WebSocket
