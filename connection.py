@@ -17,6 +17,7 @@ writing something harmless, a comment line on an event stream or an interim 102 
 peer that is gone answers it with a reset, at once; one that half-closed reads on. A client that
 vanished without a word (a cable pulled) answers nothing: what is sent to it is not acknowledged,
 nor are the kernel's own questions while nothing is sent, and after `stall_s` the kernel gives up.
+One that sends far ahead of its answer is not read to its end, so the kernel is asked now and then.
 
 Who is slow?  What is written and not yet taken by the peer is counted by the transport. Past
 `queued_bytes`, or after `stall_s` without progress, the exchange is lost like one whose client
@@ -34,12 +35,13 @@ import contextlib
 import json
 import logging
 import math
+import select
 import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import http1
 
@@ -51,6 +53,10 @@ READ_BYTES = 64 * 1024
 LINGER_BYTES = 8 * 1024 * 1024
 # After a probe the reset comes within a round trip: seconds, looked for at these moments.
 PROBE_LOOKS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
+# How often to look for the end of a client that has sent more than is read ahead of an answer; and
+# every so many looks to ask it.
+AHEAD_LOOK_S = 0.5
+PROBE_AHEAD_LOOKS = 10
 # Unsent bytes that the kernel takes over from us; what is above stays in the transport's buffer,
 # where it can be counted. Linux and macOS; elsewhere the kernel's buffer comes on top.
 UNSENT_BYTES = 16 * 1024
@@ -127,7 +133,7 @@ class Exchange:
         self.wire = connection.wire
         self._settings = connection.settings
         self._loop = asyncio.get_running_loop()
-        self._transport = connection.writer.transport
+        self._transport = cast(asyncio.Transport, connection.writer.transport)
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._chunked = False
         # Before the head an interim response is a harmless thing to write, but not to HTTP/1.0
@@ -138,6 +144,7 @@ class Exchange:
         self._last_write = self._last_progress = time.monotonic()
         self._pinged: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ahead_timer: asyncio.TimerHandle | None = None
         self._on_gone: Callable[[str], None] | None = None
 
     # The request's content.
@@ -280,6 +287,25 @@ class Exchange:
         self.wire.on_end = self._peer_ended
         if self.wire.ended:
             self._peer_ended()
+        else:
+            self._look_ahead(1)
+
+    def _look_ahead(self, look: int) -> None:
+        """See whether a client left that has sent so much ahead that its end is not read.
+
+        The end may be known to the kernel, behind unread bytes; or not even have been sent, which
+        only an answer to a probe tells, now and then.
+        """
+        if self.gone is not None or self.finished or self.wire.ended:
+            return
+        if not self._transport.is_reading():
+            if ends_unread(self.writer.get_extra_info("socket")):
+                self._peer_ended()
+                return
+            if look % PROBE_AHEAD_LOOKS == 0 and self._probe and not self._is_tls():
+                self._peer_ended()
+        later = self._loop.call_later(AHEAD_LOOK_S, self._look_ahead, look + 1)
+        self._ahead_timer = later
 
     def left(self, why: str) -> None:
         """The client has said that it wants no more; the connection itself is still open."""
@@ -357,9 +383,10 @@ class Exchange:
         self._pinged = None
 
     def close(self) -> None:
-        """Stop the timer: the exchange is over."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stop the timers: the exchange is over."""
+        for timer in (self._timer, self._ahead_timer):
+            if timer is not None:
+                timer.cancel()
 
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
@@ -615,6 +642,15 @@ def error_body(message: str, type: str, field: str | None = None) -> bytes:
     """The native form of a refusal."""
     error = {"message": message, "type": type, "field": field}
     return json.dumps({"error": error}).encode()
+
+
+def ends_unread(peer: socket.socket) -> bool:
+    """Whether a FIN has come, be it behind bytes that nobody has read; only Linux knows."""
+    if not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(peer, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def limit_silence(peer: socket.socket | None, stall_s: float) -> None:

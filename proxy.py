@@ -42,7 +42,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import select
 import signal
 import struct
 import sys
@@ -54,7 +53,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import http1
-from connection import limit_silence
+from connection import ends_unread, limit_silence
 from forwarding import ClientGone, Reply, asks_websocket, authority, hops_left, request_head
 
 READ_BYTES = 64 * 1024
@@ -150,7 +149,7 @@ class Exchange:
         while not self._client.eof and ahead_bytes < PIPELINE_BYTES:
             ahead_bytes += await self._client.read()
         probed = self._now()
-        while not (self._client.eof or self._client.ends_unread()):
+        while not (self._client.eof or ends_unread(self._client.socket)):
             # So far ahead that its end may not even have been sent: only an answer tells.
             if self._now() - probed >= AHEAD_PROBE_S:
                 probed = self._now()
@@ -287,7 +286,8 @@ class Connection:
         self._reply: Reply | None = None
         # `drain` waits until the kernel has everything: a slow client holds upstream back at once.
         writer.transport.set_write_buffer_limits(0)
-        limit_silence(writer.get_extra_info("socket"), settings.stall_s)
+        self.socket = writer.get_extra_info("socket")
+        limit_silence(self.socket, settings.stall_s)
 
     async def run(self) -> None:
         """Serve until either side has had enough."""
@@ -325,23 +325,14 @@ class Connection:
         except TimeoutError:
             raise http1.ProtocolError("the content took too long to arrive", 408) from None
 
-    def ends_unread(self) -> bool:
-        """Ask the socket for a FIN behind bytes that are not read; only Linux knows."""
-        if not hasattr(select, "POLLRDHUP"):
-            return False
-        poll = select.poll()
-        poll.register(self.writer.get_extra_info("socket"), select.POLLRDHUP)
-        return bool(poll.poll(0))
-
     async def was_reset(self, within_s: float) -> bool:
         """Ask the socket: asyncio does not poll one whose end-of-file it has read."""
-        sock = self.writer.get_extra_info("socket")
         deadline = time.monotonic() + within_s
         pause_s = 0.001  # the answer to a probe is one round trip away, short or long
         while time.monotonic() < deadline:
             await asyncio.sleep(pause_s)
             pause_s *= 2
-            if self.writer.is_closing() or sock.getsockopt(SOL_SOCKET, SO_ERROR):
+            if self.writer.is_closing() or self.socket.getsockopt(SOL_SOCKET, SO_ERROR):
                 return True
         return False
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import socket
+import struct
 import threading
 import tracemalloc
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from fakes import FakeModel
 from serving import HOST, eventually, quick, serving
 
+import connection
 import http1
 import server
 from engine import Engine
@@ -294,6 +298,29 @@ class TestGone:
             model.step.release(100)
             await eventually(lambda: entry.generation.finish_reason)
             assert entry.generation.completion_tokens == 0
+
+    @pytest.mark.parametrize("leave", ["close", "reset"])
+    @pytest.mark.parametrize("ahead_bytes", [400_000, 1_200_000])
+    async def test_far_ahead_of_the_answer(
+        self, leave: str, ahead_bytes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its end is behind more than is read, or could not even be sent."""
+        monkeypatch.setattr(connection, "AHEAD_LOOK_S", 0.02)
+        model, engine = stepped()
+        page = http1.encode_request("GET", "/health", [HOST])
+        request = http1.encode_request("POST", "/complete", [HOST], json.dumps(REQUEST).encode())
+        loop = asyncio.get_running_loop()
+        async with serving(engine) as running:
+            with socket.socket() as peer:
+                peer.setblocking(False)
+                await loop.sock_connect(peer, ("127.0.0.1", running.port))
+                async with asyncio.timeout(20):
+                    await loop.sock_sendall(peer, request + page * (ahead_bytes // len(page)))
+                await eventually(lambda: len(model.calls) == 1)
+                if leave == "reset":
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            (entry,) = running.server.entries
+            await eventually(lambda: entry.client_left, 20)
 
     @pytest.mark.parametrize("leave", ["close", "reset"])
     @pytest.mark.parametrize("route", ROUTES)
