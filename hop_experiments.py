@@ -6,7 +6,7 @@ It runs on the simulated engine, so what differs between two rows is what stands
 and server. All paths of a round are asked at the same time, each a moment after the one before:
 the words of two replies then come at different moments, and hardly wait for each other.
 
-Not here: how a gateway is configured and started (`hops.py`).
+Not here: how a gateway is configured and started (`hops.py`). Read next: `leaving.py`.
 """
 
 import asyncio
