@@ -458,16 +458,16 @@ async def test_markdown_in_any_pieces(tab: Tab) -> None:
     """All of the table and long texts, one after the other, cut at random: the same document."""
     draw = random.Random(5)
     words = " ".join(
-        draw.choice(["word", "*em*", "**strong**", "`code`", "a*b", "_x"]) for _ in range(900)
+        draw.choice(["word", "*em*", "**strong**", "`code`", "a*b", "_x"]) for _ in range(500)
     )
     texts = [draw.choice(MARKDOWN)[1] for _ in range(30)]
     texts += [
         "```\n" + "long line " * 200 + "\nnext\n```",
         words,
         "> " + words,
-        "- " + "plain " * 600,
+        "- " + "plain " * 400,
     ]
-    for round in range(4):
+    for round in range(3):
         draw.shuffle(texts)
         text = "\n\n".join(texts)
         whole = await tab.do(RENDER, [text, [len(text)]])
