@@ -121,6 +121,7 @@ class Policy:
     grace_s: float = 10.0  # one that nobody follows is generated on for so long
     request_s: float = 30.0  # for a WebSocket's request to come
     heartbeats: bool = True  # on event streams, a WebSocket has its own
+    stand_in: bool = True  # words on a schedule beside the model, for whoever asks for them
 
 
 @dataclass(slots=True)
@@ -174,7 +175,9 @@ class Delivery:
         self._access = access
         self._metrics = metrics
         # A model has a stand-in beside it, for whoever asks for one: it costs nothing.
-        self.stand_in = engine if isinstance(engine, SimulatedEngine) else SimulatedEngine()
+        self.stand_in: SimulatedEngine | None = SimulatedEngine() if policy.stand_in else None
+        if isinstance(engine, SimulatedEngine):
+            self.stand_in = engine
         names = FIELDS if self.stand_in is engine else ()
         self.streamed = Native(stream=True, fault_names=names, stand_in_names=FIELDS)
         self.buffered = Native(stream=False, fault_names=names, stand_in_names=FIELDS)
@@ -208,7 +211,9 @@ class Delivery:
 
     async def _begin(self, route: str, ask: Ask) -> Entry:
         """Tokenize and submit; whatever can be known to be wrong is raised here."""
-        engine = self.stand_in if ask.simulated else self.engine
+        engine: AnyEngine | None = self.stand_in if ask.simulated else self.engine
+        if engine is None:
+            raise BadRequest("there is no simulated engine beside this one", "model")
         ids = await self._tokenize(ask.prompt, engine)
         if ask.params.logprobs is not None and self.policy.banned:
             raise BadRequest("log probabilities would tell what a filter holds back", "logprobs")

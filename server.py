@@ -204,7 +204,8 @@ class Server:
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
         self.engine.cancel_all("shutdown")
-        self.delivery.stand_in.close()
+        if self.delivery.stand_in is not None:
+            self.delivery.stand_in.close()
         for connection in list(self._tasks.values()):
             connection.shut_down()
         if self._tasks:
@@ -366,7 +367,8 @@ class Server:
             state["upstream"] = str(self.engine.outbound.address)
             state["model"] = self.engine.model  # null until the server there has named it
         # What the page needs to know: which engines there are, and a proxy to go through.
-        state["stand_in"] = self.delivery.stand_in is not self.engine
+        state["simulated"] = isinstance(self.engine, SimulatedEngine)
+        state["stand_in"] = self.delivery.stand_in not in (None, self.engine)
         state["proxy"] = self.options.proxy
         self._tell(exchange, 200 if failure is None else 503, to_json(state), JSON)
 
@@ -478,6 +480,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--pad", action="store_true", help="hide the length of pieces on the providers' routes"
     )
+    parser.add_argument(
+        "--no-stand-in", action="store_true", help='refuse "model": "simulated" beside a model'
+    )
     for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY"), ("--alias", "NAME")):
         text = "may be repeated" + ("" if name == "--api-key" else "; * for any")
         parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
@@ -532,6 +537,7 @@ def make_options(args: argparse.Namespace) -> Options:
         grace_s=args.grace,
         request_s=args.content_time,
         heartbeats=args.sse_heartbeat != "off",
+        stand_in=not args.no_stand_in,
     )
     access = Access(tuple(args.cors), tuple(args.api_key))
     return Options(

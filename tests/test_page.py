@@ -149,6 +149,14 @@ class TestStandIn:
         assert one.json() == other.json()
         assert health["stand_in"] is False
 
+    async def test_may_be_left_out(self) -> None:
+        options = server.make_options(server.parse_arguments(["--no-stand-in"]))
+        async with serving(Engine(FakeModel()), policy=options.policy) as running:
+            refused = await running.ask("POST", "/stream", STAND_IN)
+            health = (await running.ask("GET", "/health")).json()
+        assert error_of(refused)["field"] == "model"
+        assert (health["stand_in"], health["simulated"]) == (False, False)
+
     async def test_shutdown_ends_it(self) -> None:
         async with serving(Engine(FakeModel())) as running, running.connect() as peer:
             peer.request("POST", "/stream", {**STAND_IN, "max_tokens": 100_000, "delay_ms": 10})
