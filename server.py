@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import re
@@ -710,6 +711,9 @@ def main() -> int:
         # A forward pass holds the interpreter for long stretches; the event loop should not have
         # to wait 5 ms, Python's default, to be let in between.
         sys.setswitchinterval(0.0005)
+        # Each open stream is some hundred objects that live long, and are looked through whenever
+        # so many new ones have been made: with thousands of streams every 700 is too often.
+        gc.set_threshold(10_000, 20, 20)
         try:
             asyncio.run(run(Server(engine, options), listener, tls))
         except OSError as error:

@@ -40,6 +40,8 @@ piece reader river same sent slow small so soon still the then there they throug
 under until up water when which while wind with without word work
 """.split()  # noqa: SIM905 (a list of ninety literals is no better)
 
+SPACED = [f" {word}" for word in WORDS]
+
 # How finely words are timed. Coarser than the clock: waking up costs more than a word.
 TICKS_PER_S = 500
 ROUNDING = 1e-3  # of a tick: two sums of the same delays are the same time
@@ -214,8 +216,8 @@ class Schedule:
             return
         if number == self._stall_after:
             return
-        word = WORDS[int(self._draw.random() * len(WORDS))]
-        piece = self._stops.add(f" {word}" if number else word.capitalize())
+        word = SPACED[int(self._draw.random() * len(SPACED))]
+        piece = self._stops.add(word if number else word.strip().capitalize())
         generation.completion_tokens = number + 1
         timings = generation.timings
         timings.last_token = time.monotonic() - generation.submitted
