@@ -13,8 +13,9 @@ import contextlib
 import websocket
 from connection import ClientGone, Exchange
 
-# For the peer to answer our Close with its own, before the connection is dropped.
-CLOSE_S = 5.0
+# For the peer to answer our Close with its own, before the connection is dropped. With the time to
+# linger after that (`Settings.linger_s`) it has to fit in the grace time of a shutdown.
+CLOSE_S = 2.5
 
 
 class Session:
