@@ -9,7 +9,6 @@ require("tqdm")
 from benches import FastBench, cells  # noqa: E402
 
 import cache_experiments  # noqa: E402
-from bench import Bench  # noqa: E402
 from cache_experiments import GIB, KIB, MIB, Shape  # noqa: E402
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,12 +106,3 @@ async def test_rows_are_filled_in_chunks():
     cache_experiments.fill(model, [1, 3], 40)
     assert [len(row) for row in model.cache] == [0, 40, 0, 40]
     assert [len(ids) for _, (_, ids) in model.calls] == [16, 16, 8] * 2
-
-
-@pytest.mark.model
-async def test_growth_is_what_the_formula_says():
-    require("torch")
-    formula, grown, tokens = cache_experiments.measure_growth(None, Bench(quiet=True).flags)[1:]
-    assert formula == cache_experiments.SMOLLM2.token
-    assert tokens == 8 * 1024
-    assert grown is None or 0.7 < grown / (formula * tokens) < 1.5
