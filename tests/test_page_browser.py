@@ -545,6 +545,27 @@ async def test_form(chromium: Any) -> None:
         assert running.server.entries[-1].page["first_text"] > 0
 
 
+@pytest.mark.model
+async def test_the_real_model(chromium: Any, real_model: Any) -> None:
+    """Text by four ways; and a form that is stopped when its first field has begun."""
+    async with page(chromium, Engine(real_model)) as (tab, running):
+        await extra(tab, {"max_tokens": 10})
+        await tab.page.click("#start")
+        await tab.until("byId('verdict').textContent")
+        told = [await lane(tab, index) for index in range(4)]
+        assert {one["state"] for one in told} == {"done"}
+        # Not that it is the same: in company other types than float32 may part (see lm.py).
+        assert all(one["text"] for one in told)
+        await tab.do("() => { form.start(); }")
+        begun = "[...form.drawing.fields.values()].some(f => f.className && f.textContent)"
+        await tab.until(f"form.run.over || {begun}")
+        await tab.do("() => form.run.stop()")
+        await ended(tab, 5)
+        await eventually(lambda: running.server.engine.running == 0)
+        assert await tab.do(begun)
+        assert not await tab.do("form.drawing.json.broken")
+
+
 async def test_form_without_a_model(chromium: Any) -> None:
     async with page(chromium) as (tab, _):
         assert await tab.do("form.parts.again.disabled")
