@@ -1093,7 +1093,8 @@ async def start(*arguments, **environment):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | environment,
+        # In debug mode asyncio tells stderr what was slow, which a busy machine makes of anything.
+        env=os.environ | {"PYTHONASYNCIODEBUG": ""} | environment,
     )
 
 

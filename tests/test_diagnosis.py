@@ -72,6 +72,8 @@ PACES = [
      [Kind.BUFFERED]),
     ("two hiccups at the beginning", [*[0.4] * 10, *[0.6] * 10, *steady(80, 0.002, first=0.8)],
      [Kind.WELL]),
+    ("two bursts around a steady stream",
+     [*[0.4] * 30, *steady(40, 0.01, first=0.7), *[1.4] * 30], [Kind.WELL]),
     ("a window of 250 ms", blocks(steady(100, 0.05), 5), [Kind.BUFFERED]),
     ("four at a time is a batch", blocks(steady(100, 0.05), 4), [Kind.WELL]),
     ("one stall", [*steady(50, 0.03), *steady(50, 0.03, first=5)], [Kind.STALLS]),

@@ -252,6 +252,13 @@ class TestOtherStreams:
         assert (reply.mode, reply.dialect, reply.text) == ("ndjson", "native", "ab")
         assert (reply.first_text, reply.last_text, reply.end, reply.comments) == (1.0, 1.2, 1.3, 1)
 
+    async def test_lines_cut_anywhere(self):
+        raw = b'{"text": "a"}\n{"text": "b"}\n{"text": "c", "done": true}\n'
+        script = [(n + 1.0, http1.encode_chunk(raw[n : n + 1])) for n in range(len(raw))]
+        reply = await replay(*script, (len(raw) + 1.0, http1.LAST_CHUNK), head=NDJSON)
+        assert (reply.complete, reply.pieces) == (True, ["a", "b", "c"])
+        assert [e.at for e in reply.events] == [14.0, 28.0, len(raw)]
+
     async def test_ollama(self):
         told = [
             {"message": {"role": "assistant", "content": "", "thinking": "Hm"}, "done": False},
