@@ -12,6 +12,7 @@ Read next: `dialects.py`, what is told.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -20,6 +21,10 @@ from generation import BadRequest, SamplingParams
 
 # What a template writes around each message, about: many empty ones are work, too.
 TURN_CHARACTERS = 50
+
+# Objects and lists within each other. No request needs as many; what is told of a request, or to a
+# template, a grammar or another server, is written by code that calls itself for each.
+MAX_DEPTH = 200
 
 # Plain text to continue, chat messages, or token ids as they are.
 Prompt = str | list[dict[str, Any]] | list[int]
@@ -87,9 +92,16 @@ def _parse_json(text: str) -> Any:
     """Also refuse what Python's parser lets through and JSON does not, or nobody could use: NaN,
     a name twice in one object, half a surrogate pair, numbers and depths without end."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeats)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_refuse_repeats,
+        )
         if "\\u" in text:  # the only way for half a surrogate pair to get in
             json.dumps(value, ensure_ascii=False).encode()
+        if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+            raise RecursionError
     except (BadRequest, UnicodeError):
         raise
     except RecursionError as error:
@@ -103,6 +115,22 @@ def _parse_json(text: str) -> Any:
 
 def _refuse_constant(name: str) -> object:
     raise BadRequest(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):  # there is no way to write it in JSON, should a reply repeat it
+        raise BadRequest("the content holds a number that is too large")
+    return number
+
+
+def _is_deep(value: object) -> bool:
+    """Whether there are more than `MAX_DEPTH` objects and lists within each other."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

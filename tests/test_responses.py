@@ -185,8 +185,13 @@ class TestEvents:
         policy = Policy(banned=Banned(["two"]))
         async with serving(saying("One, two."), policy=policy) as running:
             told = await stream(running, max_output_tokens=99)
+            answer = await running.ask("POST", "/v1/responses", {**ASK, "max_output_tokens": 99})
         assert kinds(told)[-1] == "response.incomplete"
-        assert told[-1]["response"]["incomplete_details"] == {"reason": "content_filter"}
+        for response in (told[-1]["response"], answer.json()):
+            strictly(types.Response, response)
+            assert response["status"] == "incomplete"
+            assert response["incomplete_details"] == {"reason": "content_filter"}
+            assert response["output"][0]["content"][0]["text"] == deltas(told)
         assert "two" not in deltas(told)
 
     async def test_cancelled_by_its_id(self) -> None:
@@ -325,8 +330,9 @@ REFUSED = [
     ({"max_output_tokens": True}, "max_output_tokens"),
     ({"max_output_tokens": "5"}, "max_output_tokens"),
     ({"temperature": 3}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"seed": -1}, "seed"),
+    ({"top_p": -0.1}, "top_p"),
+    ({"seed": -(2**63) - 1}, "seed"),
+    ({"service_tier": "flex"}, "service_tier"),
     ({"stream": 1}, "stream"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "c"}, "conversation"),
@@ -339,6 +345,7 @@ REFUSED = [
     ({"metadata": "x"}, "metadata"),
     ({"user": 5}, "user"),
     ({"text": "x"}, "text"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format"),
     ({"text": {"format": 5}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
@@ -382,13 +389,44 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
     fields = {
         "store": False, "metadata": {}, "service_tier": "auto", "reasoning": {"effort": "none"},
         "include": ["reasoning.encrypted_content"], "truncation": "disabled", "top_logprobs": 0,
-        "text": {"format": {"type": "text"}, "verbosity": "low"}, "tools": [], "never_heard": 1,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tools": [], "never_heard": 1,
         "previous_response_id": None, "tool_choice": "auto", "prompt_cache_key": "k",
         "safety_identifier": "s", "parallel_tool_calls": False, "max_tool_calls": 3,
     }  # fmt: skip
     async with serving() as running:
         response = (await running.ask("POST", "/v1/responses", {**ASK, **fields})).json()
     strictly(types.Response, response)
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"-1e999"])
+async def test_a_number_that_could_not_be_repeated(number: bytes) -> None:
+    """Read as infinity, and told as `Infinity`, it would be no JSON."""
+    async with serving() as running:
+        body = b'{"input": "a", "metadata": {"a": %b}}' % number
+        answer = await running.ask("POST", "/v1/responses", body)
+        assert (answer.status, "too large" in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_depth(streamed: bool) -> None:
+    """What can be read can be repeated: a depth that ended in the middle of the stream."""
+    async with serving() as running:
+        for depth, status in ((198, 200), (199, 400), (900, 400), (970, 400)):
+            body = json.dumps({**ASK, "stream": streamed, "metadata": {"a": 0}}).encode()
+            body = body.replace(b'"a": 0', b'"a": ' + b"[" * depth + b"]" * depth)
+            answer = await running.ask("POST", "/v1/responses", body)
+            assert answer.status == status, depth
+            if status == 400:
+                assert "too deeply" in answer.json()["error"]["message"]
+            else:
+                assert answer.content.count(b"[" * depth) == (3 if streamed else 1)
+
+
+async def test_many_objects_are_not_deep() -> None:
+    parts = [{"type": "input_text", "text": "a"}] * 300
+    async with serving() as running:
+        body = {**ASK, "input": [{"role": "user", "content": parts}]}
+        assert (await running.ask("POST", "/v1/responses", body)).status == 200
 
 
 async def test_a_prompt_that_does_not_fit() -> None:
