@@ -30,6 +30,8 @@ from generation import BadRequest, SamplingParams
 MAX_TOKENS = 1_000_000
 # What a provider's client gets that does not say: sampling from the model's own distribution.
 DEFAULTS: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "top_p": 1.0}
+# OpenAI's top_p begins at 0, ours above it. Both leave the likeliest token alone.
+LEAST_TOP_P = 1e-9
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 Object = Mapping[str, Any]
@@ -76,9 +78,10 @@ def part_text(part: object, where: str, kinds: tuple[str, ...] = ("text",)) -> s
         what = f"parts of type {kind[:100]!r}" if isinstance(kind, str) else "such parts"
         message = f"{where}: {what} are not supported here; send {' or '.join(kinds)}"
         raise BadRequest(message, where)
-    text = part.get("text")
+    name = "refusal" if part["type"] == "refusal" else "text"
+    text = part.get(name)
     if not isinstance(text, str):
-        raise BadRequest(f"{where}.text must be a string", f"{where}.text")
+        raise BadRequest(f"{where}.{name} must be a string", f"{where}.{name}")
     return text
 
 
@@ -175,6 +178,20 @@ def schema_of(holder: Object, name: str, where: str) -> Object:
     return schema
 
 
+def _in_our_range(given: Object) -> dict[str, Any]:
+    """What a provider's range has and ours has not: a seed is theirs with a sign (64 bits), top_p
+    may be 0; and vLLM's clients say -1 where there is no top_k."""
+    ours: dict[str, Any] = {}
+    seed, top_k, top_p = (given.get(name) for name in ("seed", "top_k", "top_p"))
+    if type(seed) is int and -(2**63) <= seed < 0:
+        ours["seed"] = seed + 2**64
+    if type(top_k) is int and top_k == -1:
+        ours["top_k"] = 0
+    if type(top_p) in (int, float) and top_p == 0:
+        ours["top_p"] = LEAST_TOP_P
+    return ours
+
+
 def parse_sampling(
     body: Object, names: Mapping[str, str], schema: Object | None = None
 ) -> SamplingParams:
@@ -183,6 +200,7 @@ def parse_sampling(
     tokens = given.get("max_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool):
         given["max_tokens"] = min(tokens, MAX_TOKENS)
+    given.update(_in_our_range(given))
     if schema is not None:
         given["schema"] = schema
     try:

@@ -131,8 +131,10 @@ def _turn(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {"role": role, "content": text_of(content, f"{where}.content")}
     if message.get("audio") is not None:
         raise BadRequest(f"{where}.audio is not supported here", f"{where}.audio")
-    said = [] if content is None else [text_of(content, f"{where}.content")]
-    if message.get("tool_calls") is not None:
+    if content is None:
+        content = message.get("refusal")  # of a model that said nothing else
+    said = [] if content is None else [text_of(content, f"{where}.content", ("text", "refusal"))]
+    if message.get("tool_calls") not in (None, []):  # vLLM tells an empty list where there are none
         calls = objects(message, "tool_calls", f"{where}.")
         said += [_call(call, place) for place, call in calls]
     if not said:
@@ -164,7 +166,7 @@ def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
     if choice in ("auto", "none", "required"):
         return choice, None
     function = choice.get("function") if isinstance(choice, dict) else None
-    if not isinstance(function, dict) or choice["type"] != "function":
+    if not isinstance(function, dict) or choice.get("type") != "function":
         raise BadRequest("tool_choice must be auto, none, required or a function", "tool_choice")
     return "named", function.get("name")
 
@@ -172,8 +174,10 @@ def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
 def _format(body: Mapping[str, Any]) -> object:
     """`response_format`, with what this dialect has one level deeper brought up."""
     format = body.get("response_format")
-    inner = format.get("json_schema") if isinstance(format, dict) else None
-    return {**inner, "type": "json_schema"} if isinstance(inner, dict) else format
+    match format:
+        case {"type": "json_schema", "json_schema": dict() as inner}:
+            return {**inner, "type": "json_schema"}
+    return format
 
 
 # --- What is told ------------------------------------------------------------------------------

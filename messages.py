@@ -62,6 +62,7 @@ SAMPLING = {
 }
 FORMAT_SCHEMA = "output_config.format.schema"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+REFUSAL: dict[str, str | None] = {"stop_reason": "refusal", "stop_sequence": None}
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -83,7 +84,7 @@ PING = _event("ping")
 class Messages:
     """The dialect of `/v1/messages`."""
 
-    filter_is_an_end = False
+    filter_is_an_end = True
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -96,11 +97,16 @@ class Messages:
         body["max_tokens"] = self._served.max_tokens(body["max_tokens"])
         refuse(body, UNSUPPORTED)
         tool = chosen_tool(given_tools(body, _tool), *_choice(body))
-        params = parse_sampling(body, SAMPLING, tool.schema if tool else _schema(body))
+        chat = _chat(body)
+        schema = _schema(body)
+        if schema is not None and chat[-1]["role"] == "assistant":
+            message = "output_config.format is not for a message that is continued"
+            raise BadRequest(message, "output_config.format")
+        params = parse_sampling(body, SAMPLING, tool.schema if tool else schema)
         if params.temperature > 1:
             raise BadRequest("temperature must be a number from 0 to 1", "temperature")
         return Ask(
-            calling(_chat(body), tool),
+            calling(chat, tool),
             params,
             flag(body, "stream"),
             self._served.model(body),
@@ -168,7 +174,7 @@ class MessageEvents:
     def error(self, message: str, type: str, id: str | None = None) -> bytes:
         """`event: error`; for a filter the provider has a stop reason."""
         if type == "content_filter":
-            return self._end({"stop_reason": "refusal", "stop_sequence": None})
+            return self._end(REFUSAL)
         error = "overloaded_error" if type == "unavailable" else "api_error"
         return sse.encode(to_json(_error(error, message)), event="error")
 
@@ -229,6 +235,8 @@ def _arguments(text: str) -> object:
 
 def _stop(ask: Ask, generation: Generation) -> dict[str, str | None]:
     """Why the reply ended. `BadRequest` when there is no word for it: somebody cancelled it."""
+    if generation.filtered:
+        return REFUSAL
     if generation.finish_reason not in STOP_REASONS:
         raise BadRequest("the reply was cancelled", code="cancelled")
     reason = STOP_REASONS[generation.finish_reason]
@@ -244,7 +252,7 @@ def _stop(ask: Ask, generation: Generation) -> dict[str, str | None]:
 
 def _chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     chat = []
-    if "system" in body:
+    if body.get("system", []) != []:
         chat.append({"role": "system", "content": text_of(body["system"], "system")})
     for where, message in objects(body, "messages"):
         role = message.get("role")
@@ -263,7 +271,7 @@ def _turn(role: str, content: object, where: str) -> list[dict[str, Any]]:
         at = f"{where}[{number}]"
         match role, block:
             case "user", {"type": "tool_result"}:
-                text = text_of(block.get("content", ""), f"{at}.content")
+                text = text_of(block.get("content") or "", f"{at}.content")
                 results.append({"role": "tool", "content": text})
             case "assistant", {"type": "tool_use"}:
                 said.append(to_json({"name": block.get("name"), "arguments": block.get("input")}))
@@ -296,4 +304,6 @@ def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise BadRequest("output_config must be an object", "output_config")
     if config.get("effort") is not None:
         raise BadRequest("output_config.effort is not supported here", "output_config.effort")
-    return format_schema(config.get("format"), "output_config.format", FORMAT_SCHEMA)
+    # `output_format` is what it was called at first, and still is by clients of that time.
+    format = config.get("format") or body.get("output_format")
+    return format_schema(format, "output_config.format", FORMAT_SCHEMA)

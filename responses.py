@@ -67,6 +67,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
     "moderation": (),
     "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+    "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -95,7 +96,7 @@ REPEATED: dict[str, tuple[type, Any]] = {
     "user": (str, None),
 }
 # The parts of a message: of what was asked, and of what was answered to it.
-PARTS = ("input_text", "output_text")
+PARTS = ("input_text", "output_text", "refusal")
 FORMAT_SCHEMA = "text.format.schema"
 STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 
@@ -103,7 +104,7 @@ STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 class Responses:
     """The dialect of `/v1/responses`."""
 
-    filter_is_an_end = False
+    filter_is_an_end = True
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -147,7 +148,8 @@ class Responses:
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
         """A whole response."""
-        return ResponseObject(ask, generation).ended(text)
+        reason = "content_filter" if generation.filtered else None
+        return ResponseObject(ask, generation).ended(text, reason)
 
     def refusal(self, status: int, message: str, type: str, field: str | None) -> dict[str, Any]:
         """`{"error": {...}}`, as on the other routes of this provider."""
@@ -385,7 +387,7 @@ def _repeated(body: Mapping[str, Any], params: SamplingParams, tools: list[Tool]
         "text": {**text, "format": text.get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": [{"parameters": None, "strict": True, **tool.given} for tool in tools],
-        "top_p": params.top_p,
+        "top_p": body.get("top_p", params.top_p),
     }
 
 
@@ -395,6 +397,8 @@ def _format(body: Mapping[str, Any]) -> object:
             return format
         case {"format": {"type": "json_schema"}}:
             raise BadRequest("text.format.name must be a string", "text.format.name")
+        case {"verbosity": verbosity} if verbosity not in (None, "medium"):
+            raise BadRequest("text.verbosity is not supported here", "text.verbosity")
         case dict() as text:
             return text.get("format")
     raise BadRequest("text must be an object", "text")

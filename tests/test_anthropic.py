@@ -226,8 +226,10 @@ class TestEvents:
         policy = Policy(banned=Banned(["two"]))
         async with serving(saying("One, two."), policy=policy) as running:
             told = await stream(running, max_tokens=99)
+            message = await whole(running, max_tokens=99)
         assert kinds(told)[-3:] == TAIL
-        assert told[-2]["delta"]["stop_reason"] == "refusal"
+        assert told[-2]["delta"]["stop_reason"] == message.stop_reason == "refusal"
+        assert message.content[0].text == text_of(told)
         assert "two" not in text_of(told)
 
     async def test_a_client_that_leaves_ends_its_generation(self) -> None:
@@ -312,6 +314,9 @@ CHATS = [
                    turn("user", [RESULT, *texts("And?")])]},
      [*HI, turn("assistant", 'Well.\n{"name": "f", "arguments": {"a": 1}}'), turn("tool", "4"),
       turn("user", "And?")]),
+    ({"system": []}, HI),
+    ({"messages": [*HI, turn("assistant", [CALL]), turn("user", [{**RESULT, "content": []}])]},
+     [*HI, turn("assistant", '{"name": "f", "arguments": {"a": 1}}'), turn("tool", "")]),
     ({"messages": [*HI, turn("assistant", [CALL]), turn("user", [{**RESULT, "content": "4"}])]},
      [*HI, turn("assistant", '{"name": "f", "arguments": {"a": 1}}'), turn("tool", "4")]),
 ]  # fmt: skip
@@ -374,6 +379,9 @@ REFUSED = [
     ({"output_config": {"format": 4}}, "output_config.format"),
     ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
     ({"output_config": {"effort": "max"}}, "output_config.effort"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"const": {}}}},
+      "messages": [*HI, turn("assistant", "{")]}, "output_config.format"),
+    ({"output_format": {"type": "grammar"}}, "output_config.format"),
 ]  # fmt: skip
 
 

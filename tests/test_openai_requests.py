@@ -53,6 +53,11 @@ READ = [
     ([*HI, turn("assistant", "Well.", tool_calls=CALLS, refusal=None),
       turn("tool", texts("4"), tool_call_id="c"), turn("user", "And?")],
      [*HI, turn("assistant", f"Well.\n{CALLED}"), turn("tool", "4"), turn("user", "And?")]),
+    ([*HI, turn("assistant", None, refusal="No."), turn("user", "And?")],
+     [*HI, turn("assistant", "No."), turn("user", "And?")]),
+    ([*HI, turn("assistant", [*texts("Hm."), {"type": "refusal", "refusal": "No."}],
+                tool_calls=[])],
+     [*HI, turn("assistant", "Hm.\nNo.")]),
 ]  # fmt: skip
 
 
@@ -98,6 +103,24 @@ async def test_ignored() -> None:
             assert (await whole(running, model=name)).model == told
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"seed": -1}, {"seed": 2**64 - 1}),
+        ({"seed": -(2**63)}, {"seed": 2**63}),
+        ({"seed": 1, "top_p": 0}, {"seed": 1, "top_p": 1e-9}),
+        ({"seed": 1, "top_p": 0.0}, {"seed": 1, "top_p": 1e-9}),
+        ({"seed": 1, "top_k": -1}, {"seed": 1, "top_k": 0}),
+        ({"response_format": {"type": "text", "json_schema": {"name": "n"}}}, {}),
+    ],
+    ids=str,
+)
+async def test_what_the_providers_accept(theirs: Any, ours: Any) -> None:
+    """OpenAI's schema: a seed from -2**63, top_p from 0; vLLM's: top_k -1 for none."""
+    async with serving(Engine(FakeModel())) as running:
+        assert (await whole(running, **theirs)).choices == (await whole(running, **ours)).choices
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("asked", [257, 10**6, 10**18])
 async def test_more_tokens_than_the_context_holds(name: str, asked: int) -> None:
@@ -116,9 +139,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"max_tokens": value}, "max_tokens") for value in (0, -1, 1.5, "5", True, [])),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     *(({"temperature": value}, "temperature") for value in (-1, -1e-9, 2.1, "0.7", True, 1e9)),
-    *(({"top_p": value}, "top_p") for value in (0, 1.1, "x")),
+    *(({"top_p": value}, "top_p") for value in (-0.1, False, 1.1, "x")),
     *(({"top_k": value}, "top_k") for value in (-5, 10**9, 0.5)),
-    *(({"seed": value}, "seed") for value in (-1, 2**64, 0.5, "x")),
+    *(({"seed": value}, "seed") for value in (-(2**63) - 1, 2**64, 0.5, "x")),
     *(({"stop": value}, "stop") for value in ("", [""], 5, [1], {}, ["a"] * 100)),
     *(({"n": value}, "n") for value in (0, 2, 128, "1", 1.5)),
     ({"logit_bias": {"999999": 5}}, "logit_bias"),
@@ -153,6 +176,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": 5}, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tool_choice": {"function": {"name": "look"}}, "tools": [TOOL]}, "tool_choice"),
     ({"tools": [TOOL, TOOL], "tool_choice": "required"}, "tool_choice"),
     *(({"messages": value}, "messages") for value in (None, [], {}, "a", 5)),
     *(({"messages": [value]}, "messages[0]") for value in ("a", [], None)),
@@ -169,6 +193,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [turn("user", ["a"])]}, "messages[0].content[0]"),
     ({"messages": [turn("user", [{"type": "text"}])]}, "messages[0].content[0].text"),
     ({"messages": [turn("assistant", "a", audio={"id": "x"})]}, "messages[0].audio"),
+    ({"messages": [turn("assistant", None, tool_calls=[])]}, "messages[0].content"),
+    ({"messages": [turn("assistant", "a", tool_calls={})]}, "messages[0].tool_calls"),
+    ({"messages": [turn("assistant", [{"type": "refusal"}])]}, "messages[0].content[0].refusal"),
+    ({"messages": [turn("user", [{"type": "refusal", "refusal": "a"}])]}, "messages[0].content[0]"),
     ({"messages": [turn("assistant", None, tool_calls=[5])]},
      "messages[0].tool_calls[0]"),
     ({"messages": [turn("assistant", None, tool_calls=[{"type": "custom"}])]},
@@ -239,6 +267,7 @@ class TestRefusals:
             (b'{"temperature": NaN, "messages": [{"role": "user", "content": "x"}]}', 400),
             (b'{"messages": ' + b"[" * 100_000, 400),
             (b" " * 10_000_000, 413),
+            (b'{"prompt": "x", "input": "x", "user": 1e400}', 400),
         ],
         ids=lambda value: str(value)[:40],
     )
