@@ -39,6 +39,7 @@ from engine import Engine, token_ids
 from generation import (
     BadRequest,
     EngineDown,
+    Filtered,
     Generation,
     GenerationError,
     QueueFull,
@@ -47,7 +48,7 @@ from generation import (
 from messages import Messages
 from metrics import Metrics
 from outlet import Cut, Faulty, Outlet, Sender, ToClient
-from pieces import Banned, BannedPhrase, Pieces, grouped, held_back, pour
+from pieces import Banned, Pieces, grouped, held_back, pour
 from replay import ABANDONED, Replay, ReplayStore, parse_event_id
 from session import Session
 from simulated import FIELDS, SimulatedEngine
@@ -295,7 +296,7 @@ class Delivery:
         try:
             await pour(self._pieces(generation, ask), take, outlet.ready)
         except GenerationError as error:
-            generation.filtered = isinstance(error, BannedPhrase)
+            generation.filtered = isinstance(error, Filtered)
             tell_end = functools.partial(events.error, str(error), error.type)
         if broken_off := _broken_off(generation):
             tell_end = functools.partial(events.error, *broken_off)
@@ -391,7 +392,7 @@ class Delivery:
             async with aclosing(self._pieces(generation, ask)) as pieces:
                 async for piece in pieces:
                     texts.append(piece)
-        except BannedPhrase as error:
+        except Filtered as error:
             if not dialect.filter_is_an_end:
                 raise _refused(error) from error
             generation.filtered = True

@@ -58,6 +58,13 @@ class GenerationError(Exception):
     fields: tuple[tuple[str, str], ...] = ()
 
 
+class Filtered(GenerationError):
+    """A filter stopped the reply; the dialects that have a word for that tell it as an end."""
+
+    type = "content_filter"
+    status = 422
+
+
 def _number(name: str, value: object, low: float, high: float) -> None:
     # bool is an int to Python, and json.loads lets NaN and Infinity through: both are refused.
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:

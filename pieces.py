@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Protocol
 
-from generation import Generation, GenerationError, Take
+from generation import Filtered, Generation, GenerationError, Take
 
 
 class Pieces(Protocol):
@@ -36,11 +36,8 @@ class Pieces(Protocol):
     def aclose(self) -> Awaitable[None]: ...  # noqa: D102
 
 
-class BannedPhrase(GenerationError):
+class BannedPhrase(Filtered):
     """The reply was about to say something that it must not."""
-
-    type = "content_filter"
-    status = 422
 
     def __init__(self) -> None:
         super().__init__("the reply was stopped by a filter")

@@ -26,7 +26,8 @@ What goes wrong is a status as long as our head is not written, and an error in-
                     a redirect; the log has the reason, the client has safe words
 
 A reply is complete if it has a finish reason or `[DONE]`; without either the end is an error,
-however regular the end of the message. Nothing is tried twice: a request whose answer was lost
+however regular the end of the message. `content_filter` is an end too in the dialects that have a
+word for it, and an error (422) in the others. Nothing is tried twice: a request whose answer was lost
 may be running all the same, and the client knows best whether that matters.
 
 Foreign habits that are taken: no first chunk with a role, `content: null`, `choices: []`, usage in
@@ -58,6 +59,7 @@ import sse
 from generation import (
     BadRequest,
     EngineDown,
+    Filtered,
     Generation,
     GenerationError,
     QueueFull,
@@ -75,9 +77,12 @@ LINGER_S = 5.0
 MAX_EVENT_BYTES = 1024 * 1024
 # So much of an upstream server's words is shown.
 MAX_WORDS = 500
+# No reply has more; what a broken server counts must not break our own sums.
+MAX_TOKENS = 2**53
 
-# The upstream server's finish reasons in our words. Others (content_filter, abort) mean that the
-# reply is not what the model would have said: an error, never an end.
+# The upstream server's finish reasons in our words. Others (abort) mean that the reply is not what
+# the model would have said: an error, never an end. So does "filtered", but there are dialects that
+# have a word for it.
 FINISH_REASONS = {
     "stop": "stop",
     "eos": "stop",
@@ -85,6 +90,7 @@ FINISH_REASONS = {
     "stop_sequence": "stop",
     "tool_calls": "stop",
     "length": "length",
+    "content_filter": "filtered",
 }
 
 
@@ -263,7 +269,7 @@ class Relay:
             finish_reason = task.result()
         else:
             finish_reason = "error"
-            if not isinstance(error, UpstreamError):
+            if not isinstance(error, UpstreamError | Filtered):
                 log.error("a relay failed", exc_info=error)
                 error = UpstreamError("internal error", 500)
             generation.failure, generation.error = error, str(error)
@@ -271,7 +277,7 @@ class Relay:
         self.accepted.set()
 
     async def _run(self) -> str:
-        """Relay the reply; its finish reason. Raises `UpstreamError` only."""
+        """Relay the reply; its finish reason. Raises `UpstreamError` or `Filtered` only."""
         with in_safe_words():
             path, body = self._request(self._model or await self._engine.model_name())
             exchange = self._engine.outbound.exchange("POST", path, json.dumps(body).encode())
@@ -285,6 +291,8 @@ class Relay:
                     self._take(await answer.json())
         if self._finish_reason is None:
             raise UpstreamError("the upstream server's reply broke off without an end")
+        if self._finish_reason == "filtered":
+            raise Filtered("the upstream server's filter stopped the reply (content_filter)")
         return self._finish_reason
 
     def _request(self, model: str) -> tuple[str, dict[str, Any]]:
@@ -341,9 +349,12 @@ class Relay:
             raise _failure(*_error(chunk))
         self._take_usage(chunk.get("usage"))
         choices = chunk.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            return
-        choice = choices[0]
+        for choice in choices if isinstance(choices, list) else ():
+            # One reply was asked for: of a server that gives several the others are not ours.
+            if isinstance(choice, dict) and choice.get("index", 0) == 0:
+                self._take_choice(choice)
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
         message = choice.get("delta") or choice.get("message")
         text = message.get("content") if isinstance(message, dict) else choice.get("text")
         if isinstance(text, str) and text:
@@ -351,21 +362,21 @@ class Relay:
         if reason := choice.get("finish_reason"):
             self._finish_reason = FINISH_REASONS.get(str(reason))
             if self._finish_reason is None:
-                raise UpstreamError(f"the upstream server ended the reply: {str(reason)[:100]}")
+                words = _on_the_wire(str(reason)[:100])
+                raise UpstreamError(f"the upstream server ended the reply: {words}")
 
     def _take_text(self, text: str) -> None:
         timings = self.generation.timings
         timings.last_token = self._since_submit()
         if timings.first_token is None:
             timings.prefill = timings.first_token = timings.last_token
-        # Half a surrogate pair can stand in JSON, and nowhere on our own wire.
-        self.generation.deliver(text.encode("utf-8", "replace").decode())
+        self.generation.deliver(_on_the_wire(text))
 
     def _take_usage(self, usage: Any) -> None:
         if isinstance(usage, dict):  # the last one counts: some send it with every chunk
             for name in ("prompt_tokens", "completion_tokens"):
                 count = usage.get(name)
-                if isinstance(count, int) and count >= 0:
+                if type(count) is int and 0 <= count <= MAX_TOKENS:
                     setattr(self.generation, name, count)
 
     def _since_submit(self) -> float:
@@ -392,7 +403,7 @@ async def _checked(head: http1.Response, answer: Answer) -> str:
     if head.status != 200:
         # What goes with 401 and 403 may repeat the key: not even for the log.
         quiet = head.status < 400 or head.status in (401, 403)
-        words = "" if quiet else _error(await answer.json())[1]
+        words = "" if quiet else await _words(answer)
         raise _failure(head.status, words, head.fields)
     if head.fields.tokens("content-encoding") not in ([], ["identity"]):
         raise UpstreamError("the upstream server's answer is compressed, unasked")
@@ -400,6 +411,15 @@ async def _checked(head: http1.Response, answer: Answer) -> str:
     if media_type not in ("text/event-stream", "application/json"):
         raise UpstreamError("the upstream server's answer is no stream of events")
     return media_type
+
+
+async def _words(answer: Answer) -> str:
+    """What an error says of itself; nothing where that does not come: the status says enough."""
+    answer.patience_s = min(answer.patience_s, LINGER_S)
+    try:
+        return _error(await answer.json())[1]
+    except (OSError, http1.ProtocolError):  # TimeoutError is an OSError
+        return ""
 
 
 def _failure(status: int, words: str, fields: http1.Fields = NO_FIELDS) -> UpstreamError:
@@ -425,8 +445,13 @@ def _error(body: Any) -> tuple[int, str]:
     if not isinstance(error, dict):
         error = {"message": error}
     code, words = error.get("code"), error.get("message") or error.get("detail")
-    words = words[:MAX_WORDS].encode("utf-8", "replace").decode() if isinstance(words, str) else ""
+    words = _on_the_wire(words[:MAX_WORDS]) if isinstance(words, str) else ""
     return code if isinstance(code, int) else 500, words
+
+
+def _on_the_wire(text: str) -> str:
+    """Half a surrogate pair can stand in JSON, and nowhere on our own wire."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _model_names(body: Any) -> tuple[str, ...]:
@@ -434,4 +459,5 @@ def _model_names(body: Any) -> tuple[str, ...]:
     if not isinstance(models, list):
         return ()
     names = [model.get("id") for model in models if isinstance(model, dict)]
-    return tuple(name for name in names if isinstance(name, str) and name)
+    # One that can't be written could not be asked for, either.
+    return tuple(n for n in names if isinstance(n, str) and n and n == _on_the_wire(n))

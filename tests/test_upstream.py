@@ -233,6 +233,11 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 class TestModels:
     """What is served is what upstream lists, whatever `--model` says."""
 
+    async def test_a_name_that_can_t_be_written(self) -> None:
+        async with relaying([listing("\ud83d", "qwen")], model=None) as (ours, _):
+            listed = await ours.ask("GET", "/v1/models")
+        assert [model["id"] for model in listed.json()["data"]] == ["qwen", "default"]
+
     async def test_are_listed_as_upstream_lists_them(self) -> None:
         async with relaying([listing("qwen", "org/llama")], model=None) as (ours, upstream):
             listed = (await ours.ask("GET", "/v1/models")).json()
@@ -383,6 +388,25 @@ class TestProviders:
             assert end not in cut.content
         assert dead.json()["error"]["message"] == "the upstream server failed"
 
+    @pytest.mark.parametrize("route", ["chat/completions", "completions", "messages", "responses"])
+    async def test_a_filter_there_is_an_end_here(self, route: str) -> None:
+        """With what was said before it, and the usage that comes after it."""
+        asked = {
+            "completions": {"prompt": "a"}, "responses": {"input": "a"},
+        }.get(route, {"messages": MESSAGES, "max_tokens": 9})  # fmt: skip
+        script = [HEAD, chunk("One,"), chunk(None, "content_filter"), usage_chunk(), DONE]
+        async with relaying(script, script) as (ours, _):
+            for streamed in (True, False):
+                body = {"model": "default", **asked, "stream": streamed}
+                reply = await ours.ask("POST", f"/v1/{route}", body)
+                assert reply.status == 200
+                assert b"One," in reply.content
+                assert (
+                    b'"refusal"' if route == "messages" else b'"content_filter"'
+                ) in reply.content
+                if route in ("messages", "responses"):
+                    assert b'"output_tokens": 3' in reply.content
+
     async def test_in_the_background(self) -> None:
         go = asyncio.Event()
         async with relaying([*TWO[:2], go, *TWO[2:]]) as (ours, _):
@@ -396,6 +420,7 @@ class TestProviders:
 
 TEXT = "One, two"
 PLAIN = b"".join(TWO[1:])
+PLAIN_END = b"".join(TWO[3:])
 HABITS = [
     ("a role chunk first", chunk("") + PLAIN),
     ("content null, key absent",
@@ -421,6 +446,12 @@ HABITS = [
     ("completions' form",
      b'data: {"choices":[{"text":"One, two","finish_reason":"stop"}]}\n\n' + usage_chunk() + DONE),
     ("what comes after the end", PLAIN + chunk("more")),
+    ("several replies, apart", b'data: {"choices":[{"index":1,"delta":{"content":"A"}}]}\n\n'
+     + chunk("One, two")
+     + b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"length"}]}\n\n' + PLAIN_END),
+    ("several replies together",
+     b'data: {"choices":[{"index":1,"delta":{"content":"A"}},'
+     b'{"index":0,"delta":{"content":"One, two"}}]}\n\n' + PLAIN_END),
     ("error: null", chunk("One, two", "stop", error=None) + usage_chunk() + DONE),
 ]  # fmt: skip
 
@@ -463,13 +494,14 @@ class TestHabits:
             await read(generation)
         assert generation.usage == {"prompt_tokens": 0, "completion_tokens": 0}
 
-    @pytest.mark.parametrize("count", ["7", -1, 1.5, None, [7]])
+    @pytest.mark.parametrize("count", ["7", -1, 1.5, None, [7], True, 2**53 + 1, 10**400])
     async def test_a_count_that_is_none(self, count: Any) -> None:
         async with scripted(
             [HEAD, chunk("a", "stop"), usage_chunk(prompt_tokens=count), DONE]
         ) as up:
             generation = submit(engine_for(up))
             await read(generation)
+        assert generation.prompt_tokens is not True
         assert generation.prompt_tokens == 0
 
     async def test_half_a_surrogate_pair_does_not_reach_our_wire(self) -> None:
@@ -593,6 +625,11 @@ REFUSALS = [
      400, "invalid_request_error", "refused the request", None),
     ("400 with many words", answer("400 Bad Request", {"error": "x" * 9999}),
      400, "invalid_request_error", "x" * 500, None),
+    ("400 whose words are cut", answer("400 Bad Request", {"error": "too long"})[:-5],
+     400, "invalid_request_error", "refused the request", None),
+    ("429 whose words are cut",
+     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 17\r\nContent-Length: 9\r\n\r\n",
+     429, "overloaded", "busy", "17"),
     ("413", answer("413 Too Large"), 413, "invalid_request_error", "refused the request", None),
     ("401", answer("401 Unauthorized", {"error": {"message": "bad key k-1"}}),
      502, "upstream_error", "refused this server's key", None),
@@ -717,8 +754,9 @@ BROKEN = [
     ("no object", (b"data: 5\n\n", DONE), 502, "no JSON object"),
     ("no UTF-8", (b"data: \xff\n\n", DONE), 502, "no JSON object"),
     ("deep", (b"data: " + b"[" * 100_000 + b"\n\n", DONE), 502, "no JSON object"),
-    ("filtered", (chunk(None, "content_filter"), DONE), 502, "content_filter"),
+    ("filtered", (chunk(None, "content_filter"), DONE), 422, "content_filter"),
     ("given up", (chunk(None, "abort"), DONE), 502, "abort"),
+    ("given up for half a character", (chunk(None, "\ud83d"), DONE), 502, "ended the reply: ?"),
     ("an endless event", (b"data: " + b"x" * 1_100_000, until_client_ends), 502, "not valid"),
 ]  # fmt: skip
 
