@@ -27,7 +27,7 @@ The providers' dialects say the same in more words, each in a file of its own:
     end      finish_reason,       finish_reason,     ... output_text.done,    content_block_stop,
              usage, [DONE]        usage, [DONE]      response.completed       message_delta, _stop
     why      stop, length,        stop, length,      completed; incomplete    end_turn, tool_use,
-             tool_calls           content_filter     and its reason           max_tokens, refusal
+             tool_calls           content_filter     and its reason           max_tokens ...
     error    data: {"error"}      data: {"error"}    event: error             event: error
     silence  a comment            a comment          a comment                event: ping
     refusal  {"error": {}}        {"error": {}}      {"error": {}}            {"type": "error", ...}
