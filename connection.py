@@ -41,7 +41,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import http1
 
@@ -94,6 +94,13 @@ class WatchedReader(asyncio.StreamReader):
 
     ended = False
     on_end: Callable[[], None] | None = None
+    on_data: Callable[[], None] | None = None
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        """Also tell `on_data`."""
+        super().feed_data(data)
+        if self.on_data is not None:
+            self.on_data()
 
     def feed_eof(self) -> None:
         """Also tell `on_end`."""
@@ -288,6 +295,12 @@ class Exchange:
         if self.wire.ended:
             self._peer_ended()
         else:
+            self.wire.on_data = self._came_ahead
+            self._came_ahead()
+
+    def _came_ahead(self) -> None:
+        """Something came during the answer: perhaps so much that reading was paused."""
+        if self._ahead_timer is None and not self._transport.is_reading():
             self._look_ahead(1)
 
     def _look_ahead(self, look: int) -> None:
@@ -296,14 +309,16 @@ class Exchange:
         The end may be known to the kernel, behind unread bytes; or not even have been sent, which
         only an answer to a probe tells, now and then.
         """
+        self._ahead_timer = None
         if self.gone is not None or self.finished or self.wire.ended:
             return
-        if not self._transport.is_reading():
-            if ends_unread(self.writer.get_extra_info("socket")):
-                self._peer_ended()
-                return
-            if look % PROBE_AHEAD_LOOKS == 0 and self._probe and not self._is_tls():
-                self._peer_ended()
+        if self._transport.is_reading():
+            return
+        if ends_unread(self.writer.get_extra_info("socket")):
+            self._peer_ended()
+            return
+        if look % PROBE_AHEAD_LOOKS == 0 and self._probe and not self._is_tls():
+            self._peer_ended()
         later = self._loop.call_later(AHEAD_LOOK_S, self._look_ahead, look + 1)
         self._ahead_timer = later
 
@@ -483,7 +498,7 @@ class Connection:
             self._fail(exchange)
         finally:
             exchange.close()
-            self.wire.on_end = None
+            self.wire.on_end = self.wire.on_data = None
             self.exchange = None
         # Requests that are here already would be answered without a pause: others first.
         await asyncio.sleep(0)
