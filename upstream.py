@@ -27,8 +27,8 @@ What goes wrong is a status as long as our head is not written, and an error in-
 
 A reply is complete if it has a finish reason or `[DONE]`; without either the end is an error,
 however regular the end of the message. `content_filter` is an end too in the dialects that have a
-word for it, and an error (422) in the others. Nothing is tried twice: a request whose answer was lost
-may be running all the same, and the client knows best whether that matters.
+word for it, and an error (422) in the others. Nothing is tried twice: a request whose answer was
+lost may be running all the same, and the client knows best whether that matters.
 
 Foreign habits that are taken: no first chunk with a role, `content: null`, `choices: []`, usage in
 every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream. Reasoning
