@@ -74,6 +74,9 @@ MAX_DIGITS = 17
 
 # Checking that these exclude each other takes a millisecond a pair.
 MAX_PATTERN_PROPERTIES = 16
+# The parser keeps four items for each property that may come next, of 2,000 in all; and each of
+# them costs every step.
+MAX_OPTIONAL_PROPERTIES = 400
 
 # Where a schema holds further schemas: by name, in a list, or one.
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
@@ -139,7 +142,10 @@ class Vocabulary:
         _check(json.loads(text))
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if not matcher.is_error():
-            matcher.compute_logit_bias()  # Some faults show only now.
+            matcher.compute_logit_bias()  # Some faults show only now, and some a little later.
+            begun = matcher.deep_copy()
+            begun.try_consume_tokens(self._tokenizer.tokenize_str('{"'))
+            matcher = begun if begun.is_error() else matcher
         if matcher.is_error():
             line = matcher.get_error().partition("\n")[0]
             if line == "NoExtensionBias":
@@ -291,6 +297,9 @@ def _check_part(part: dict[str, Any]) -> None:
     patterns = part.get("patternProperties")
     if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
         raise ValueError(f"patternProperties must be at most {MAX_PATTERN_PROPERTIES}")
+    if _optional(part) > MAX_OPTIONAL_PROPERTIES:
+        limit = f"more than {MAX_OPTIONAL_PROPERTIES} properties that are not required"
+        raise ValueError(f"{limit} are not supported")
     digits = Decimal(str(_number(part.get("multipleOf")))).normalize().as_tuple().digits
     if len(digits) > MAX_MULTIPLE_DIGITS:
         raise ValueError(f"multipleOf must have at most {MAX_MULTIPLE_DIGITS} digits")
@@ -315,6 +324,14 @@ def _parts(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:
             if isinstance(part.get(name), list):
                 inner += [(f"{name}/{place}", value) for place, value in enumerate(part[name])]
         waiting += [(f"{where}/{name}"[:MAX_MESSAGE_CHARACTERS], value) for name, value in inner]
+
+
+def _optional(part: dict[str, Any]) -> int:
+    """How many properties need not be there; 0 where the compiler will refuse what is given."""
+    properties, required = part.get("properties"), part.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return 0
+    return len(properties) - sum(isinstance(name, str) and name in properties for name in required)
 
 
 def _number(value: object) -> int | float:

@@ -178,6 +178,11 @@ BOTTOMLESS = {}
 for _ in range(100_000):
     BOTTOMLESS = {"items": BOTTOMLESS}
 
+
+def optional(count):
+    return {"type": "object", "properties": {f"name {n}": STRING for n in range(count)}}
+
+
 REFUSED = [
     ("unknown type", {"type": "strin"}, "Invalid type"),
     ("not", {"not": STRING}, 'Unimplemented keys: \\["not"\\]'),
@@ -218,6 +223,9 @@ REFUSED = [
     ("references meet", {"$ref": "#", "allOf": [STRING]}, "\\$ref and allOf side by side"),
     ("long division", {**NUMBER, "multipleOf": 1237}, "at most 3 digits"),
     ("patterns meet", {"patternProperties": {f"^{i}$": {} for i in range(17)}}, "at most 16"),
+    ("all may come next", optional(401), "more than 400 properties that are not required"),
+    ("further down", obj(a=array(optional(401))), "not supported, at #/properties/a/items"),
+    ("together", {"anyOf": [optional(400)] * 2}, "items; max is 2000"),
 ]
 
 
@@ -238,11 +246,17 @@ def test_refused(vocabulary, schema, message):
         {"allOf": [FLAT], "description": "as pydantic writes a field's reference"},
         {"const": {"allOf": [1, 2], "multipleOf": 12345}},
         {**NUMBER, "multipleOf": 0.125},
+        optional(400),
+        obj(**{f"name {n}": STRING for n in range(2000)}),
         {"title": "t", "description": "d", "default": 1, "examples": [1], "deprecated": True},
     ],
 )
-def test_not_refused(vocabulary, schema):
-    assert len(vocabulary.constraint(schema).allowed())
+def test_not_refused(vocabulary, ids, schema):
+    walk = vocabulary.constraint(schema)
+    assert len(walk.allowed())
+    for id in ids('{"') if schema.get("type") == "object" else ():
+        walk.accept(id)
+        assert len(walk.allowed())
 
 
 def drawn(vocabulary, schema, limit: int, draw: random.Random):
