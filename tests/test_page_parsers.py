@@ -541,3 +541,19 @@ async def test_a_paragraph_without_end_is_redrawn_in_part(tab: Tab) -> None:
     assert told["same"]
     assert told["redrawn"] < 600
     assert told["length"] == 5000 * 5 + 500 * 5
+
+
+@pytest.mark.parametrize("size", [9, 50_000])
+@pytest.mark.parametrize("mark", ["*a ", "**a ", "`a ", "[a ", "_a ", "[a]("])
+async def test_marks_that_are_never_closed_have_a_bound(tab: Tab, mark: str, size: int) -> None:
+    text = mark * (9_000 // len(mark))
+    script = """([text, size]) => {
+      const root = document.createElement("div"), markdown = new Markdown(root);
+      const start = performance.now();
+      for (let at = 0; at < text.length; at += size) markdown.add(text.slice(at, at + size));
+      const adds = Math.ceil(text.length / size);
+      return [(performance.now() - start) / adds, root.textContent.length > text.length / 4];
+    }"""
+    each_ms, shown = await tab.do(script, [text, size])
+    assert shown
+    assert each_ms < (50 if size < 1000 else 5000)  # far above what it takes
