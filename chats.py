@@ -32,6 +32,8 @@ MAX_TOKENS = 1_000_000
 DEFAULTS: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "top_p": 1.0}
 # OpenAI's top_p begins at 0, ours above it. Both leave the likeliest token alone.
 LEAST_TOP_P = 1e-9
+# A schema without any of these fits what is no object, too, whatever its properties.
+SAYS_WHAT = ("type", "const", "enum", "$ref", "anyOf", "allOf", "oneOf")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 Object = Mapping[str, Any]
@@ -115,6 +117,10 @@ def tool_of(given: Object, where: str, key: str, default: Object | None) -> Tool
     if given.get(key) is None and default is not None:
         given = {**given, key: default}
     schema = schema_of(given, key, at) or default or ANY_OBJECT
+    if schema.get("type", "object") != "object":  # arguments have names
+        raise BadRequest(f"{at}.type must be object", f"{at}.type")
+    if not any(name in schema for name in SAYS_WHAT):
+        schema = {"type": "object", **schema}
     return Tool(name, description or "", schema, at, given)
 
 

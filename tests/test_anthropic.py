@@ -372,6 +372,7 @@ REFUSED = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+    ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "f"}, "tools": [TOOL]}, "tool_choice"),

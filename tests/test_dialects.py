@@ -15,7 +15,7 @@ import dialects
 from engine import Engine
 
 HI = [{"role": "user", "content": "Count."}]
-BAD = {"type": "impossible"}
+BAD = {"not": {}}
 LOOK = {"name": "look", "description": "See a city."}
 OTHER = {"name": "other", "description": "Never mind."}
 PARIS = {"const": {"city": "Paris"}}

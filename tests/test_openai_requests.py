@@ -11,8 +11,10 @@ from require import require
 from serving import eventually, serving
 from strict import strictly
 
+import completions
 import server
 from engine import Engine
+from models import Served
 
 openai = require("openai")
 types = require("openai.types")
@@ -121,6 +123,23 @@ async def test_what_the_providers_accept(theirs: Any, ours: Any) -> None:
         assert (await whole(running, **theirs)).choices == (await whole(running, **ours)).choices
 
 
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"type": "object"}, {"type": "object"}),
+        ({"anyOf": [{"type": "object"}]}, {"anyOf": [{"type": "object"}]}),
+        ({}, completions.NO_PARAMETERS),
+        (None, completions.NO_PARAMETERS),
+    ],
+)
+def test_arguments_are_an_object(parameters: Any, schema: Any) -> None:
+    """Without a type a schema fits a string, whatever its properties."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": HI, "tools": [tool], "tool_choice": "required"}
+    assert completions.Chat(Served()).parse(body).params.schema == schema
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("asked", [257, 10**6, 10**18])
 async def test_more_tokens_than_the_context_holds(name: str, asked: int) -> None:
@@ -172,6 +191,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "tools[0].function.description"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
      "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+     "tools[0].function.parameters.type"),
     ({"tool_choice": NAMED}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": 5}, "tool_choice"),

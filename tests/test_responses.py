@@ -355,6 +355,8 @@ REFUSED = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
+    ({"tools": [{"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}]},
+     "tools[0].parameters.type"),
     ({"tool_choice": "look"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
