@@ -380,10 +380,25 @@ REFUSED = [
     ({"output_config": {"format": 4}}, "output_config.format"),
     ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
     ({"output_config": {"effort": "max"}}, "output_config.effort"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {"const": {}}}},
-      "messages": [*HI, turn("assistant", "{")]}, "output_config.format"),
     ({"output_format": {"type": "grammar"}}, "output_config.format"),
 ]  # fmt: skip
+
+
+async def test_a_document_does_not_begin_in_the_middle() -> None:
+    """Neither does Anthropic's: a prefill is not for structured output."""
+    async with serving(Engine(FakeModel())) as running:
+        for schema in ({"const": {}}, {"type": "object"}):
+            config = {"format": {"type": "json_schema", "schema": schema}}
+            body = {**ASK, "messages": [*HI, turn("assistant", "{")], "output_config": config}
+            answer = await running.ask("POST", "/v1/messages", body)
+            assert (answer.status, "continued" in answer.json()["error"]["message"]) == (400, True)
+
+
+async def test_the_older_name_of_a_format() -> None:
+    format = {"type": "json_schema", "schema": {"const": {"a": 1}}}
+    async with serving(Engine(FakeModel())) as running:
+        message = await whole(running, output_format=format, max_tokens=50)
+    assert message.content[0].text == '{"a": 1}'
 
 
 @pytest.mark.parametrize(("fields", "name"), REFUSED, ids=lambda value: str(value)[:60])
