@@ -80,7 +80,7 @@ class Background:
             raise BadRequest("starting_after must be a sequence number", "starting_after")
         # Numbers begin at 0: after number N there are N + 1 events less.
         seen = 0 if after is None else int(after) + 1
-        if seen > len(replay.events):
+        if replay.complete and seen > len(replay.events):
             raise BadRequest("starting_after is ahead of the response", "starting_after")
         if exchange.request.method == "HEAD":
             exchange.respond_empty(200, STREAM_FIELDS)
