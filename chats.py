@@ -45,8 +45,12 @@ def refuse(body: Object, unsupported: Mapping[str, tuple[object, ...]]) -> None:
     Each comes with the values that ask for nothing and are let through.
     """
     for name, harmless in unsupported.items():
-        if name in body and body[name] not in harmless:
+        if name in body and not any(_same(body[name], value) for value in harmless):
             raise BadRequest(f"{name} is not supported here", name)
+
+
+def _same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)  # True is 1 to Python
 
 
 def objects(body: Object, name: str, within: str = "") -> list[tuple[str, Object]]:

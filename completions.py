@@ -364,7 +364,7 @@ class Chat:
         schema = format_schema(_format(body), "response_format", FORMAT_SCHEMA)
         if flag(body, "logprobs"):
             body.setdefault("top_logprobs", 0)
-        elif "top_logprobs" in body:
+        elif body.pop("top_logprobs", 0) != 0:
             raise BadRequest("top_logprobs is for requests with logprobs", "top_logprobs")
         return Ask(
             calling(_chat(body), tool),

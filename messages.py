@@ -281,7 +281,7 @@ def _turn(role: str, content: object, where: str) -> list[dict[str, Any]]:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
-    if tool.get("type", "custom") != "custom":
+    if tool.get("type") not in (None, "custom"):
         raise BadRequest(f"{where}: tools of this type are not supported", f"{where}.type")
     return tool_of(tool, where, "input_schema", None)
 

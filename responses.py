@@ -377,7 +377,7 @@ def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
 def _repeated(body: Mapping[str, Any], params: SamplingParams, tools: list[Tool]) -> dict[str, Any]:
     """What the response object says of its request."""
     for name, (kind, _) in REPEATED.items():
-        if name in body and not isinstance(body[name], kind):
+        if name in body and type(body[name]) is not kind:  # True is an int to isinstance
             raise BadRequest(f"{name} must be a {kind.__name__}", name)
     text = body.get("text", {})
     return {

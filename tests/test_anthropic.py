@@ -394,6 +394,12 @@ async def test_a_document_does_not_begin_in_the_middle() -> None:
             assert (answer.status, "continued" in answer.json()["error"]["message"]) == (400, True)
 
 
+async def test_a_tool_whose_type_is_null() -> None:
+    tool = {"type": None, "name": "f", "input_schema": {"type": "object"}}
+    async with serving() as running:
+        await whole(running, tools=[tool])
+
+
 async def test_the_older_name_of_a_format() -> None:
     format = {"type": "json_schema", "schema": {"const": {"a": 1}}}
     async with serving(Engine(FakeModel())) as running:
