@@ -31,7 +31,8 @@ word for it, and an error (422) in the others. Nothing is tried twice: a request
 lost may be running all the same, and the client knows best whether that matters.
 
 Foreign habits that are taken: no first chunk with a role, `content: null`, `choices: []`, usage in
-every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream. Reasoning
+every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream, content in
+parts, other choices beside ours. Reasoning
 (`reasoning_content`) is not part of the reply; its tokens are part of the usage. Without usage from
 upstream the counts stay 0: an event may hold several tokens, so events are not counted for them.
 Usage comes last, so that the prompt's tokens are known at the end and not before: Anthropic's
@@ -357,8 +358,11 @@ class Relay:
     def _take_choice(self, choice: dict[str, Any]) -> None:
         message = choice.get("delta") or choice.get("message")
         text = message.get("content") if isinstance(message, dict) else choice.get("text")
-        if isinstance(text, str) and text:
-            self._take_text(text)
+        for part in text if isinstance(text, list) else [text]:  # Mistral's reasoners send parts
+            if isinstance(part, dict) and part.get("type") == "text":
+                part = part.get("text")
+            if isinstance(part, str) and part:
+                self._take_text(part)
         if reason := choice.get("finish_reason"):
             self._finish_reason = FINISH_REASONS.get(str(reason))
             if self._finish_reason is None:

@@ -446,6 +446,10 @@ HABITS = [
     ("completions' form",
      b'data: {"choices":[{"text":"One, two","finish_reason":"stop"}]}\n\n' + usage_chunk() + DONE),
     ("what comes after the end", PLAIN + chunk("more")),
+    ("parts, of which one is reasoning",
+     b'data: {"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text",'
+     b'"text":"Hm"}]},{"type":"text","text":"One,"},{"type":"text"},5]}}]}\n\n'
+     + chunk(" two") + PLAIN_END),
     ("several replies, apart", b'data: {"choices":[{"index":1,"delta":{"content":"A"}}]}\n\n'
      + chunk("One, two")
      + b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"length"}]}\n\n' + PLAIN_END),
