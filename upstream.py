@@ -31,10 +31,10 @@ word for it, and an error (422) in the others. Nothing is tried twice: a request
 lost may be running all the same, and the client knows best whether that matters.
 
 Foreign habits that are taken: no first chunk with a role, `content: null`, `choices: []`, usage in
-every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream, content in
-parts, other choices beside ours. Reasoning
-(`reasoning_content`) is not part of the reply; its tokens are part of the usage. Without usage from
-upstream the counts stay 0: an event may hold several tokens, so events are not counted for them.
+every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream, content
+in parts, other choices beside ours. Reasoning (`reasoning_content`) is not part of the reply; its
+tokens are part of the usage. Without usage from upstream the counts stay 0: an event may hold
+several tokens, so events are not counted for them.
 Usage comes last, so that the prompt's tokens are known at the end and not before: Anthropic's
 `message_start` says 0, and its `message_delta` what is right, which their SDKs take over.
 
