@@ -78,13 +78,11 @@ class Served:
         return name
 
     def max_tokens(self, asked: Any = None) -> Any:
-        """How many tokens a reply may have: what was asked for, the context at most.
+        """How many tokens a reply may have: what was asked for, as it is.
 
-        What is no number is handed back, for `SamplingParams` to refuse by name.
+        The engine ends it where its context ends; what is no number, `SamplingParams` refuses.
         """
-        if asked is None:
-            return self.default_tokens or self.context
-        return min(asked, self.context) if type(asked) is int else asked
+        return (self.default_tokens or self.context) if asked is None else asked
 
 
 def openai_model(served: Served, name: str) -> dict[str, Any]:
