@@ -149,34 +149,35 @@ class Decompressor:
         self._coding = coding
         # 47: gzip or zlib, by its header. RFC 9110 section 8.4.1.2 has zlib for deflate.
         self._inflate = zlib.decompressobj(47)
-        self._begun = False
+        self._begun = b""  # the first two bytes: a header, or raw deflate
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield what `data` lets out; ContentError when it is not so coded."""
+        if len(self._begun) < 2:
+            self._begun = data = self._begun + data
+            if len(data) < 2:
+                return
+            if self._coding == "deflate" and not _has_header(data):  # some servers send it so
+                self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         out = b""
         while data or len(out) == INFLATE_BYTES:
             try:
                 out = self._inflate.decompress(data, INFLATE_BYTES)
             except zlib.error as exc:
-                if self._begun or self._coding != "deflate":
-                    raise ContentError(f"not {self._coding}: {exc}") from None
-                out = self._raw(data)
-            self._begun = True
+                raise ContentError(f"not {self._coding}: {exc}") from None
             data = self._inflate.unconsumed_tail or self._inflate.unused_data
             if self._inflate.eof and data:  # several gzip members may follow each other
                 self._inflate = zlib.decompressobj(47)
             if out:
                 yield out
 
-    def _raw(self, data: bytes) -> bytes:
-        """Read as deflate without zlib's header, as some servers send it."""
-        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            return self._inflate.decompress(data, INFLATE_BYTES)
-        except zlib.error as exc:
-            raise ContentError(f"not deflate: {exc}") from None
-
     @property
     def complete(self) -> bool:
         """Whether the compressed data has come to its own end."""
         return self._inflate.eof
+
+
+def _has_header(data: bytes) -> bool:
+    """Whether data begins as zlib's (RFC 1950 section 2.2: method 8, a check by 31) or gzip's."""
+    zlibs = data[0] & 15 == 8 and int.from_bytes(data[:2], "big") % 31 == 0
+    return zlibs or data[:2] == b"\x1f\x8b"

@@ -24,6 +24,7 @@ wrote; `dialects.py` is the writer, and stricter. Read next: `contents.py`.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -360,7 +361,14 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)  # made once: `json.loads` would make one each
+def _finite(digits: str) -> float | None:
+    """Return a number, None for one that JSON can spell and a float can't hold (1e999)."""
+    number = float(digits)
+    return number if math.isfinite(number) else None
+
+
+# Made once: `json.loads` would make one each.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def _parse(data: str) -> Any:

@@ -411,6 +411,9 @@ class TestCompression:
         assert (reply.pieces, reply.first_text, reply.last_text) == (["a", "b"], 1.0, 2.0)
         assert (reply.coding, reply.end, reply.close) == (coding, 3.0, 4.0)
         assert reply.received.payload == sum(len(data) for _, data in script)
+        whole = b"".join(data for _, data in script)
+        bytewise = [(1.0, whole[i : i + 1]) for i in range(len(whole))]
+        assert (await replay(*bytewise, head=self.head(coding))).pieces == ["a", "b"]
 
     def head(self, coding):
         return http1.encode_head(
@@ -435,6 +438,16 @@ class TestCompression:
         reply = await replay((1.0, bomb), head=self.head("gzip"))
         assert reply.failure is Failure.PROTOCOL
         assert "exceeds 1000000 bytes" in reply.error
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1E400"])
+async def test_a_number_that_no_float_holds_is_none(number):
+    usage = b'data: {"usage": {"completion_tokens": %s, "cost": [%s, 1.5]}}\n\n'
+    usage %= number.encode(), number.encode()
+    reply = await replay((1.0, event({"text": "a"}) + usage + DONE))
+    assert reply.complete, reply.error
+    assert reply.usage == {"completion_tokens": None, "cost": [None, 1.5]}
+    assert reply.completion_tokens is None
 
 
 async def test_events_are_bounded_in_number(monkeypatch):
