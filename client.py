@@ -64,9 +64,21 @@ def main(arguments: list[str] | None = None) -> int:
             return printer.run()
     except ValueError as exc:
         parser.error(str(exc))
-    except BrokenPipeError:  # `| head` has seen enough; keep the exit from writing again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:  # before anything was asked, or while it was printed
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head` has seen enough
+        _write_no_more()
         return FAILED
+    except OSError as exc:  # such as a full disk
+        _write_no_more()
+        print(f"client.py: cannot write: {exc.strerror}", file=sys.stderr)
+        return FAILED
+
+
+def _write_no_more() -> None:
+    """Keep the exit from writing to stdout again what could not be written."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Printer:
@@ -170,21 +182,27 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
 def _plan(args: argparse.Namespace) -> runs.Plan:
     """Return the plan; ValueError where arguments contradict each other."""
     url, prompt = DEFAULT_URL, args.prompt
-    if args.url is not None and args.url.startswith(SCHEMES):
+    if args.url is not None and args.url.lower().startswith(SCHEMES):
         url = args.url
     elif args.url is not None and prompt is None and not ADDRESS.fullmatch(args.url):
         prompt = args.url  # the one argument is the prompt
     elif args.url is not None:
         raise ValueError(f"not an http, https, ws or wss URL: {args.url!r}")
-    urls = tuple(_with_route(u, args.route) for u in (url, args.against) if u)
-    for name, least in (("n", 1), ("warmup", 0), ("concurrency", 1)):
-        value = getattr(args, name)
+    given = (url,) if args.against is None else (url, args.against)
+    for each in given:
+        Target.parse(each)
+    urls = tuple(_with_route(u, args.route) for u in given)
+    for flag, least in (("-n", 1), ("--warmup", 0), ("--concurrency", 1)):
+        value = getattr(args, flag.strip("-"))
         if value is not None and value < least:
-            raise ValueError(f"--{name} is at least {least}")
+            raise ValueError(f"{flag} is at least {least}")
     if args.rate is not None and not 0 < args.rate < 1e6:
         raise ValueError("--rate is a positive number of requests a second")
     alone = args.n == 1 and len(urls) == 1
-    bodies = tuple(_body(args, u, prompt) for u in urls)
+    data = None if args.data is None else _data(args.data)  # once: a pipe can't be read again
+    bodies = tuple(
+        _body(args, _prompt_body(args, u, prompt) if data is None else data) for u in urls
+    )
     return runs.Plan(
         urls=urls,
         bodies=tuple(body or {} for body in bodies),
@@ -210,9 +228,8 @@ def _with_route(url: str, route: str | None) -> str:
     return parts._replace(path=f"/{path}").geturl()
 
 
-def _body(args: argparse.Namespace, url: str, prompt: str | None) -> dict[str, Any] | None:
+def _body(args: argparse.Namespace, body: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the request's members; None for a plain GET, where nothing is to be said."""
-    body = _data(args.data) if args.data is not None else _prompt_body(args, url, prompt)
     members = {name: getattr(args, name) for name in SAMPLING}
     members |= {"stop": args.stop, "events": args.events, "model": args.model}
     given = {name: value for name, value in members.items() if value is not None}
@@ -241,7 +258,7 @@ def _prompt_body(args: argparse.Namespace, url: str, prompt: str | None) -> dict
     known = args.url is None or path.endswith(PROVIDERS) or not urlsplit(args.url).path.strip("/")
     if prompt is None and not known:
         return None
-    prompt = prompt or DEFAULT_PROMPT
+    prompt = DEFAULT_PROMPT if prompt is None else prompt
     turns = {"messages": [{"role": "user", "content": prompt}]}
     if path.endswith("/chat/completions"):
         return {**turns, "stream": True, "stream_options": {"include_usage": True}}
@@ -290,12 +307,22 @@ def _options(
         fields=tuple(fields),
         compressed=args.compressed,
         timeout=args.timeout,
-        on_piece=(lambda piece: print(piece, end="", flush=True)) if echo else None,
+        on_piece=_show if echo else None,
         leave_after=args.leave_after,
         leave_at=args.leave_at,
         leave=args.leave,
         stop_after=args.stop_after,
     )
+
+
+def _show(piece: str) -> None:
+    """Print a piece at once; on a terminal without what could steer it."""
+    shown = piece.translate(STEERING) if sys.stdout and sys.stdout.isatty() else piece
+    print(shown, end="", flush=True)
+
+
+# Control characters but tab and line feed: escape sequences begin with one (ECMA-48 section 5.3).
+STEERING = {c: repr(chr(c))[1:-1] for c in (*range(32), *range(127, 160)) if c not in (9, 10)}
 
 
 def _key_fields(name: str, url: str) -> list[tuple[str, str]]:

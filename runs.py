@@ -114,6 +114,6 @@ class _Worker:
                 session.reply.fail(Failure.CANCELLED, "interrupted")
                 self._take(which, session.reply)
             raise
+        self._take(which, reply)
         if not plan.keep_alive:
             await session.close()
-        self._take(which, reply)

@@ -137,7 +137,7 @@ def _response_words(reply: Reply) -> str:
     words = f"{reply.status or 'none'}, HTTP/{reply.version or '?'}, {reply.mode}"
     if reply.events and reply.mode is not measures.Mode.TEXT:
         words += f", dialect {reply.dialect}"
-    return words + (f", {reply.coding}" if reply.coding else "")
+    return words + (f", {printable(reply.coding)}" if reply.coding else "")
 
 
 def _token_words(reply: Reply) -> str:

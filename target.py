@@ -7,6 +7,7 @@ next).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,9 @@ from contents import DECODED
 from measures import Mode
 from readings import DIALECTS
 from wire import Leave
+
+# A name, an IPv4 or an IPv6 address, which may have a zone (RFC 4007 section 11).
+HOST = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%[0-9A-Za-z._~-]+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,14 @@ class Options:
             raise ValueError("a WebSocket is opened with HTTP/1.1")
         if self.leave == "half-close" and target.tls:
             raise ValueError("TLS connections cannot be half-closed")
+        if self.timeout is not None and not self.timeout > 0:  # nor is NaN
+            raise ValueError("timeout is a positive number of seconds")
+        if self.leave_at is not None and not self.leave_at >= 0:
+            raise ValueError("leave_at is a number of seconds, at least 0")
+        for name, least in (("leave_after", 0), ("stop_after", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is at least {least}")
         if self.dialect not in DIALECTS:
             raise ValueError(f"no dialect {self.dialect!r}: choose from {', '.join(DIALECTS)}")
 
@@ -73,7 +85,14 @@ class Target:
             raise ValueError(f"not an http, https, ws or wss URL: {url!r}")
         if parts.username is not None:
             raise ValueError("credentials belong in a field, not in the URL")
-        host = parts.hostname.encode("idna").decode("ascii")
+        try:
+            host = parts.hostname.encode("idna").decode("ascii")
+        except UnicodeError:
+            host = ""
+        if not HOST.fullmatch(host):
+            raise ValueError(f"not a host's name or address: {parts.hostname!r}")
+        if parts.port == 0:
+            raise ValueError("nothing can listen on port 0")
         name = f"[{host}]" if ":" in host else host
         authority = name if parts.port is None else f"{name}:{parts.port}"
         port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)

@@ -915,6 +915,17 @@ class TestRequest:
             ("ws://127.0.0.1/", Options(http_version="1.0")),
             ("https://127.0.0.1/", Options(leave="half-close")),
             ("http://127.0.0.1/", Options(fields=(("a", "b\r\nc: d"),))),
+            ("http://127.0.0.1:0/", Options()),
+            ("http://a b/", Options()),
+            ("http://a%41/", Options()),
+            ("http://../", Options()),
+            (f"http://{'a' * 64}/", Options()),
+            ("http://127.0.0.1/", Options(timeout=0)),
+            ("http://127.0.0.1/", Options(timeout=float("nan"))),
+            ("http://127.0.0.1/", Options(leave_at=-1)),
+            ("http://127.0.0.1/", Options(leave_at=float("nan"))),
+            ("http://127.0.0.1/", Options(leave_after=-1)),
+            ("ws://127.0.0.1/", Options(stop_after=0)),
         ],
     )
     async def test_our_own_mistakes_are_value_errors(self, url, options):
@@ -1085,13 +1096,13 @@ async def run(*arguments, **environment):
     return process.returncode, out, err.decode()
 
 
-async def start(*arguments, **environment):
+async def start(*arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **environment):
     return await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "client.py"),
         *arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdin=stdin,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         # In debug mode asyncio tells stderr what was slow, which a busy machine makes of anything.
         env=os.environ | {"PYTHONASYNCIODEBUG": ""} | environment,
@@ -1185,6 +1196,10 @@ class TestCommand:
             ["--stop-after", "1", "Hi"],
             ["--header", "no colon", "Hi"],
             ["--temperature", "nan", "Hi"],
+            ["http://127.0.0.1:1/stream", "--against", ""],
+            ["http://127.0.0.1:0/stream", "Hi"],
+            ["--timeout", "nan", "Hi"],
+            ["--leave-after", "-1", "Hi"],
         ],
     )
     def test_usage(self, arguments, capsys):
@@ -1194,6 +1209,62 @@ class TestCommand:
         out, err = capsys.readouterr()
         assert out == ""
         assert re.search(r"error: .+", err)
+
+    @pytest.mark.parametrize("key", ["hush\nhush", "hush\r"])
+    def test_a_key_is_printed_nowhere(self, key, capsys, monkeypatch):
+        monkeypatch.setenv("THE_KEY", key)
+        with pytest.raises(SystemExit) as exit:
+            client.main(["http://127.0.0.1:1/stream", "Hi", "--key-env", "THE_KEY"])
+        out, err = capsys.readouterr()
+        assert (exit.value.code, out) == (2, "")
+        assert "invalid field 'Authorization'" in err
+        assert "hush" not in err
+
+    async def test_data_from_stdin_is_read_once(self):
+        async with scripted(TWO, TWO) as server:
+            process = await start(
+                server.url(), "--against", server.url("/b"), "--data", "@-",
+                stdin=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, err = await process.communicate(b'{"a": 1}')
+            assert (process.returncode, err) == (0, b""), out
+            contents = [content for peer in server.peers for _, content in peer.requests]
+            assert contents == [b'{"a": 1}', b'{"a": 1}']
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+    @pytest.mark.parametrize("what", [[], ["--json"], ["--timeline", "/dev/full"]])
+    async def test_a_full_disk(self, what):
+        async with scripted(TWO) as server:
+            with Path("/dev/full").open("w") as full:  # noqa: ASYNC230 - it is no file
+                process = await start(server.url(), "Hi", *what, stdout=full)
+                _, err = await process.communicate()
+        assert process.returncode == 1
+        assert err == b"client.py: cannot write: No space left on device\n"
+
+    @pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal is a Unix thing")
+    async def test_a_reply_cannot_steer_the_terminal(self):
+        import pty
+
+        steering = [head(media_type="text/event-stream"), piece("\x1b[31m\x9bred\x7f\r\n\tok")]
+        async with scripted([*steering, DONE]) as server:
+            ours, theirs = pty.openpty()
+            try:
+                process = await start(server.url(), "Hi", stdout=theirs)
+                await process.communicate()
+                shown = os.read(ours, 1000)
+            finally:
+                os.close(ours)
+                os.close(theirs)
+        assert shown == rb"\x1b[31m\x9bred\x7f\r" + b"\r\n\tok\r\n"
+
+    def test_ctrl_c_while_stdin_is_read(self, capsys, monkeypatch):
+        class Stdin:
+            def read(self):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(sys, "stdin", Stdin())
+        assert client.main(["--data", "@-"]) == 130
+        assert capsys.readouterr() == ("", "")
 
     @pytest.mark.skipif(os.name == "nt", reason="no signal like Ctrl-C to one process")
     async def test_ctrl_c(self):
