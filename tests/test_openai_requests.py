@@ -141,6 +141,14 @@ def test_arguments_are_an_object(parameters: Any, schema: Any) -> None:
     assert completions.Chat(Served()).parse(body).params.schema == schema
 
 
+def test_one_system_message() -> None:
+    """Many templates take no second one: what describes the function joins the client's own."""
+    body = {"messages": [turn("system", "Be brief."), *HI], "tools": [TOOL], "tool_choice": NAMED}
+    first, *rest = completions.Chat(Served()).parse(body).prompt
+    assert first["content"].startswith("Be brief.\n\nCall the function look.")
+    assert (first["role"], rest) == ("system", HI)
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("asked", [257, 10**6, 10**18])
 async def test_more_tokens_than_the_context_holds(name: str, asked: int) -> None:

@@ -682,6 +682,16 @@ class TestRefusedBeforeTheHead:
         assert reply.fields.get("retry-after") == later
         assert b"k-1" not in reply.content
 
+    async def test_the_words_of_an_error_are_not_waited_for_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("upstream.LINGER_S", 0.01)
+        head = b"HTTP/1.1 429 Busy\r\nRetry-After: 17\r\nContent-Length: 9\r\n\r\n"
+        async with relaying([head, until_client_ends], timeout_s=60) as (ours, _):
+            async with asyncio.timeout(30):
+                reply = await ours.ask("POST", "/complete", {"messages": MESSAGES})
+        assert (reply.status, reply.fields.get("retry-after")) == (429, "17")
+
     async def test_on_a_websocket_in_a_message(self) -> None:
         async with relaying([REFUSALS[0][1]]) as (ours, _), ours.connect() as peer:
             client = await open_websocket(peer)
