@@ -134,11 +134,13 @@ def time_per_output_token(
 ) -> TimePerOutputToken:
     """Return (last text - first text) / (tokens - 1), counting events if the tokens are unknown.
 
+    Usage counts the tokens of reasoning, too, so with it the times run over both.
     The tokens of the first event are not known, so it stands for one: a server that groups tokens
     looks slightly faster than it is.
     """
     counted = "events" if completion_tokens is None else "usage"
-    dates = [event.at for event in events if event.text]
+    by_usage = completion_tokens is not None
+    dates = [event.at for event in events if event.text or (by_usage and event.reasoning)]
     count = len(dates) if completion_tokens is None else completion_tokens
     span = dates[-1] - dates[0] if dates else 0.0
     return TimePerOutputToken(
@@ -265,9 +267,23 @@ class Reply:
         count = usage.get("completion_tokens", usage.get("output_tokens"))
         return count if type(count) is int and 0 <= count < MAX_TOKENS else None
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of these tokens were reasoning, as far as the server says (OpenAI's forms)."""
+        usage = self.usage or {}
+        details = usage.get("completion_tokens_details", usage.get("output_tokens_details"))
+        count = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        return count if type(count) is int and 0 <= count < MAX_TOKENS else 0
+
     def time_per_output_token(self) -> TimePerOutputToken:
-        """Return the time per output token, by usage if there is any, else by events."""
-        return time_per_output_token(self.events, self.completion_tokens)
+        """Return the time per output token, by usage if there is any, else by events.
+
+        Reasoning that was counted and not sent took its time before the first text: it is left out.
+        """
+        tokens = self.completion_tokens
+        if tokens is not None and not any(event.reasoning for event in self.events):
+            tokens = max(0, tokens - self.reasoning_tokens)
+        return time_per_output_token(self.events, tokens)
 
     def gaps(self) -> Spread:
         """Return the spread of the inter-event gaps."""

@@ -192,6 +192,18 @@ class TestLastText:
         assert '"time_per_output_token_s": null' in record
         assert "time per output token n/a" in tally.reply_table(reply)
 
+    async def test_148_usage_counts_reasoning(self):
+        """Sent, its time counts; kept by the server, neither its time nor its tokens do."""
+        told = {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
+        usage = event({"choices": [], "usage": told})
+        said = [(3.0, chat(content="a")), (3.1, chat(content="b")), (3.2, FINISH + usage + DONE)]
+        shown = await replay((1.0, chat(reasoning_content="Hm")), *said)
+        assert shown.time_per_output_token().seconds == pytest.approx(2.1 / 8)
+        kept = await replay(*said)
+        token = kept.time_per_output_token()
+        assert (token.seconds, token.count) == (pytest.approx(0.1 / 2), 3)
+        assert kept.completion_tokens == 9
+
     async def test_anthropic_counts_to_the_end(self):
         told = typed("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9})
         stop = typed("message_stop")
