@@ -34,14 +34,24 @@ from measures import Event, Failure, Mode, Reply, percentile
 
 # Silent reading at 238 words a minute (Brysbaert 2019) and 1.38 tokens a word: 183 ms a token.
 READER_S = 0.180
+# The same in characters, a space with each word: an event of unknown tokens may be a sentence.
+READER_CHARACTER_S = 0.042
 
 # A gap that ends a burst; and the silence before most of them that counts: shorter ones are not
 # noticed by a reader, and are made by batches, radio and schedulers.
 PAUSE_S = 0.050
 SILENCE_S = 0.150
-# A burst is packed if it has so many events, and takes no more than so much for each.
+# A burst is packed if it has so many events, takes no more than so much for each, and either has
+# several in each read or reads that follow quicker than any model writes (3,000 tokens a second).
 PACKED_EVENTS = 5
 PACKED_S = 0.0005
+PACKED_READ_EVENTS = 4
+QUICK_S = 0.0002
+# Reads of plain text have no events: this much text in one read counts as one, since a server that
+# writes word by word does not write as much at once, and one that writes sentences is no hop.
+PLAIN_EVENT_CHARACTERS = 32
+# An event of more is not what a model wrote in one step.
+LARGE_EVENT_CHARACTERS = 200
 # The share of the text events that must come packed, and of those that do so after a silence.
 PACKED_SHARE = 0.8
 SILENT_SHARE = 0.6
@@ -82,6 +92,11 @@ _WEIGHT = {kind: weight for weight, kind in enumerate(Kind)}
 # The kinds that mean: the text was there, and something kept it.
 KEPT = frozenset({Kind.HELD, Kind.BUFFERED})
 
+# The kinds that leave open whether anything was kept.
+UNJUDGED = frozenset(
+    {Kind.REFUSED, Kind.FAILED, Kind.CUT, Kind.HEARTBEATS, Kind.NOT_A_STREAM, Kind.SHORT}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -101,15 +116,17 @@ class Burst:
     """Text events between two silences: how many, when, and how long it was silent before."""
 
     count: int
+    reads: int  # that completed them
+    step: float  # from one of these reads to the next, as a rule
     began: float
     ended: float
     silence: float
 
-    @property
-    def packed(self) -> bool:
+    def packed(self, fewest: int = PACKED_EVENTS) -> bool:
         """Whether no model can have written them in that time."""
-        enough = self.count >= PACKED_EVENTS
-        return enough and self.ended - self.began <= PACKED_S * self.count
+        at_once = self.count >= PACKED_READ_EVENTS * self.reads or self.step <= QUICK_S
+        quick = at_once and self.ended - self.began <= PACKED_S * self.count
+        return quick and self.count >= fewest
 
 
 def diagnose(reply: Reply) -> list[Finding]:
@@ -186,10 +203,13 @@ def _pacing(reply: Reply) -> list[Finding]:
         return [Finding(Kind.NOT_A_STREAM, "one document, as asked for: all text at once")]
     if reply.left is not None and len(events) < FEWEST_EVENTS:
         return []
-    bursts = bursts_of(events)
-    packed = [burst for burst in bursts if burst.packed]
-    if len(events) >= FEWEST_EVENTS and _is_kept(bursts, packed):
-        return [_kept(reply, events, bursts, packed)]
+    parts = _parts(events) if reply.mode is Mode.TEXT else events
+    bursts = bursts_of(parts)
+    # Where blocks are seen in the bytes, two events in each are as good a proof as five.
+    for fewest in (PACKED_EVENTS, 2) if whole_blocks(burst_sizes(reply)) else (PACKED_EVENTS,):
+        packed = [burst for burst in bursts if burst.packed(fewest)]
+        if len(parts) >= FEWEST_EVENTS and _is_kept(bursts, packed):
+            return [_kept(reply, len(parts), bursts, packed)]
     findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
     if not any(finding.kind is Kind.STALLS for finding in findings):
         findings.append(_steady(events))
@@ -209,6 +229,12 @@ def _without_text(reply: Reply) -> list[Finding]:
     return []
 
 
+def _parts(events: Sequence[Event]) -> list[Event]:
+    """Return reads of plain text as so many events as their lengths stand for."""
+    counts = [max(1, len(event.text) // PLAIN_EVENT_CHARACTERS) for event in events]
+    return [event for event, count in zip(events, counts, strict=True) for _ in range(count)]
+
+
 def bursts_of(events: Sequence[Event]) -> list[Burst]:
     """Return the text events as bursts; the first silence begins with the request."""
     dates = [event.at for event in events]
@@ -216,7 +242,10 @@ def bursts_of(events: Sequence[Event]) -> list[Burst]:
     bursts, before = [], 0.0
     for start, end in pairwise([*starts, len(dates)]):
         group = dates[start:end]
-        bursts.append(Burst(len(group), group[0], group[-1], group[0] - before))
+        reads = sorted(set(group))
+        step = percentile((b - a for a, b in pairwise(reads)), 50) or 0.0
+        silence = group[0] - before
+        bursts.append(Burst(len(group), len(reads), step, group[0], group[-1], silence))
         before = group[-1]
     return bursts
 
@@ -226,47 +255,58 @@ def _is_kept(bursts: Sequence[Burst], packed: Sequence[Burst]) -> bool:
     total = sum(burst.count for burst in bursts)
     rest = bursts[-1]
     # The end of a stream is seldom a full block; what comes behind the last full one is no proof.
-    if len(packed) >= 2 and not rest.packed:
+    if len(packed) >= 2 and rest is not packed[-1]:
         total -= rest.count if rest.count <= REST_BLOCKS * packed[-1].count else 0
     after_silence = sum(burst.count for burst in packed if burst.silence >= SILENCE_S)
-    share = sum(burst.count for burst in packed) / total
-    return share >= PACKED_SHARE and after_silence / total >= SILENT_SHARE
+    share = sum(burst.count for burst in packed) / max(1, total)
+    return share >= PACKED_SHARE and after_silence >= SILENT_SHARE * total
 
 
-def _kept(
-    reply: Reply, events: Sequence[Event], bursts: Sequence[Burst], packed: Sequence[Burst]
-) -> Finding:
+def _kept(reply: Reply, total: int, bursts: Sequence[Burst], packed: Sequence[Burst]) -> Finding:
     last = bursts[-1]
-    if last.packed and last.count >= 0.9 * len(events):
+    plain = reply.mode is Mode.TEXT
+    unit = f"pieces of {PLAIN_EVENT_CHARACTERS} characters" if plain else "text events"
+    if last is packed[-1] and last.count >= 0.9 * total:
         head = "with them" if _head_with_text(reply) else f"at {_ms(reply.first_byte)}"
         words = "something collects the whole reply before it passes it on"
         return Finding(
             Kind.HELD,
             words,
-            f"{last.count} of {len(events)} text events within {_ms(last.ended - last.began)},"
+            f"{last.count} of {total} {unit} within {_ms(last.ended - last.began)},"
             f" after {_ms(last.silence)} of silence; the head came {head}",
         )
     sizes = burst_sizes(reply)
     silence = percentile([burst.silence for burst in packed], 50) or 0.0
     count = percentile([burst.count for burst in packed], 50)
-    shown = f"{len(packed)} bursts of about {count} events, {_ms(silence)} of silence before each"
+    shown = f"{len(packed)} bursts of about {count} {unit}, {_ms(silence)} of silence before each"
+    silences = [burst.silence for burst in packed]
     block = block_size(sizes)
-    if block:
+    # Bursts that are nearer to equal intervals than to equal sizes were made by a clock.
+    timed = _even(silences) and not whole_blocks(sizes) and _ratio(silences) < _ratio(sizes)
+    if block and not timed:
         held = (
             f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
         )
         shown += f"; each holds {held} bytes: blocks of {block // 1024} KiB"
-    elif _even([burst.silence for burst in packed]):
+    elif _even(silences):
         shown += "; whatever they hold, they come at the same intervals: a window of time"
     elif sizes:
         shown += f"; {min(sizes):,} to {max(sizes):,} bytes each, no common block size"
-    return Finding(Kind.BUFFERED, "a hop collects pieces and passes them on in blocks", shown)
+    return Finding(
+        Kind.BUFFERED,
+        "something collects pieces and passes them on in blocks, a hop if not the server",
+        shown,
+    )
 
 
 def _even(silences: Sequence[float]) -> bool:
     """Whether at least three silences, but the first, are alike."""
-    later = silences[1:]
-    return len(later) >= 3 and max(later) <= 1.2 * min(later)
+    return len(silences) > 3 and _ratio(silences) <= 1.2
+
+
+def _ratio(values: Sequence[float]) -> float:
+    """Return how many times the smallest the largest value is, but for the first one."""
+    return max(values[1:]) / min(values[1:]) if len(values) > 1 else 1.0
 
 
 def burst_sizes(reply: Reply) -> list[int]:
@@ -291,13 +331,23 @@ def block_size(sizes: Sequence[int]) -> int | None:
     full = sizes[1:] if len(sizes) > 2 else sizes
     if not full or max(full) > BLOCKS[-1]:
         return None
-    common = math.gcd(*full)
-    whole = common & -common  # the largest power of two that divides them all
+    whole = _power(full)
     if whole >= BLOCKS[0]:
         return whole
     block = next(size for size in BLOCKS if size >= max(full))
     alike = min(full) >= 0.9 * max(full) and max(full) >= 0.66 * block
     return block if alike else None
+
+
+def whole_blocks(sizes: Sequence[int]) -> bool:
+    """Whether at least three bursts, but the first, hold whole blocks: no chance does that."""
+    return len(sizes) > 3 and _power(sizes[1:]) >= BLOCKS[0]
+
+
+def _power(sizes: Sequence[int]) -> int:
+    """Return the largest power of two that divides them all."""
+    common = math.gcd(*sizes)
+    return common & -common
 
 
 def _head_with_text(reply: Reply) -> bool:
@@ -334,16 +384,29 @@ def _slow(reply: Reply) -> Finding | None:
     token = reply.time_per_output_token()
     if token.seconds is None or token.seconds <= READER_S or token.count < FEWEST_EVENTS:
         return None
+    if token.counted == "events" and not _slow_to_read(reply):
+        return None
     words = f"a reader waits for it; silent reading takes {_ms(READER_S)} a token"
     counted = f"{_ms(token.seconds)} a token, counted by {token.counted}"
     return Finding(Kind.SLOW, words, counted)
 
 
+def _slow_to_read(reply: Reply) -> bool:
+    """Whether the text after the first piece comes slower than it is read."""
+    first, last = reply.first_text, reply.last_text
+    characters = sum(map(len, reply.pieces[1:]))
+    return first is not None and last is not None and last - first > READER_CHARACTER_S * characters
+
+
 def _steady(events: Sequence[Event]) -> Finding:
     span = events[-1].at - events[0].at
-    at_once = len({event.at for event in events}) == 1 or span <= PACKED_S * len(events)
-    if len(events) < FEWEST_EVENTS or at_once:
+    burst, *more = bursts_of(events)
+    at_once = burst.reads == 1 or burst.packed(fewest=1)
+    if len(events) < FEWEST_EVENTS or (at_once and not more):
         words = "ask for a longer reply"
+        characters = sum(len(event.text) for event in events)
+        if characters > LARGE_EVENT_CHARACTERS * len(events):
+            words = f"the server itself wrote {characters:,} characters in so few events"
         shown = f"{len(events)} text events within {_ms(span)}"
         return Finding(Kind.SHORT, words, shown)
     gaps = [later.at - earlier.at for earlier, later in pairwise(events)]
@@ -358,13 +421,20 @@ def _steady(events: Sequence[Event]) -> Finding:
 
 
 def verdict(replies: Sequence[Sequence[Kind]]) -> Kind:
-    """Return the verdict on most of these replies, of equals the weightiest."""
+    """Return the verdict on most of these replies, of equals the weightiest.
+
+    Held and buffered are two looks of one thing (by the length of the reply): they vote together.
+    """
     counts = Counter(found[0] for found in replies)
-    return min(counts, key=lambda kind: (-counts[kind], _WEIGHT[kind]))
+    kept = sum(counts[kind] for kind in KEPT)
+    votes = {kind: kept if kind in KEPT else count for kind, count in counts.items()}
+    return min(counts, key=lambda kind: (-votes[kind], -counts[kind], _WEIGHT[kind]))
 
 
 def compare(first: Kind, second: Kind) -> str:
     """Say where it goes wrong, from the verdicts on a path and on the one it was run against."""
+    if first in UNJUDGED or second in UNJUDGED:
+        return f"the paths can't be compared; the first: {first}; the second: {second}"
     kept = first in KEPT, second in KEPT
     if kept == (True, True):
         return "both are held back: in the server itself, or in a hop that both paths share"

@@ -14,7 +14,7 @@ EVENT_BYTES = 27
 def reply(dates, head=0.01, mode=Mode.SSE, **more):
     """A complete reply with text events at these dates, a read for each date."""
     made = Reply("http://x/stream", mode, status=200, first_byte=head, **more)
-    made.events = [Event(at, "word ", "", EVENT_BYTES) for at in dates]
+    made.events = [Event(at, "and ", "", EVENT_BYTES) for at in dates]
     content = 0
     for at in sorted(set(dates)):
         size = EVENT_BYTES * dates.count(at)
@@ -266,7 +266,13 @@ def test_no_hop_is_missed():
         (Kind.WELL, Kind.HELD, "on the second path"),
         (Kind.HELD, Kind.BUFFERED, "in the server itself"),
         (Kind.WELL, Kind.WELL, "alike: streams well"),
-        (Kind.CUT, Kind.WELL, "neither path buffers"),
+        (Kind.SLOW, Kind.WELL, "neither path buffers"),
+        (Kind.CUT, Kind.WELL, "can't be compared"),
+        (Kind.HELD, Kind.REFUSED, "can't be compared"),
+        (Kind.FAILED, Kind.HELD, "can't be compared"),
+        (Kind.BUFFERED, Kind.SHORT, "can't be compared"),
+        (Kind.NOT_A_STREAM, Kind.BUFFERED, "can't be compared"),
+        (Kind.REFUSED, Kind.REFUSED, "can't be compared"),
     ],
 )
 def test_which_side_of_the_hop(first, second, words):
@@ -278,3 +284,75 @@ def test_the_verdict_is_that_of_most():
     assert diagnosis.verdict([well, held, held]) is Kind.HELD
     assert diagnosis.verdict([well, well, held]) is Kind.WELL
     assert diagnosis.verdict([well, held]) is Kind.HELD
+    buffered = [Kind.BUFFERED]
+    assert diagnosis.verdict([well, held, well, buffered, well, buffered, held]) is Kind.HELD
+
+
+@pytest.mark.parametrize("rate", [500, 1000, 2000, 3000])
+@pytest.mark.parametrize("first", [0.2, 3])
+def test_the_fastest_models_are_no_hop(rate, first):
+    dates = steady(400, 1 / rate, first, 0.3)
+    for seen in (dates, read_every(dates, 0.001)):
+        assert kinds(reply(seen, head=first)) == [Kind.WELL]
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 5])
+def test_speculative_decoding_is_no_hop(tokens):
+    dates = [0.3 + 0.06 * step for step in range(40) for _ in range(tokens)]
+    assert kinds(reply(spread_out(dates))) == [Kind.WELL]
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(10, Kind.BUFFERED), (200, Kind.WELL)])
+def test_blocks_of_few_events(rate, expected):
+    """1 KiB holds four chunks of a provider; where that takes 20 ms it is nobody's trouble."""
+    made = reply([])
+    for number, at in enumerate(steady(200, 1 / rate, first=0.4), 1):
+        ends = number * 250
+        if ends // 1024 > (ends - 250) // 1024:
+            made.arrivals.append(Arrival(at, 1024, ends // 1024 * 1024))
+        full = -(-ends // 1024) * 1024  # the block that holds the event's end
+        made.events.append(Event(0.4 + (-(-full // 250) - 1) / rate, "and ", "", 250))
+    assert kinds(made)[0] is expected
+    if expected is Kind.BUFFERED:
+        assert "blocks of 1 KiB" in str(diagnose(made)[0])
+
+
+def test_a_window_of_time_is_not_taken_for_a_block():
+    dates = read_every(steady(200, 0.033, first=0.4, jitter=0.25), 1.0)
+    (finding,) = diagnose(reply(dates))
+    assert finding.kind is Kind.BUFFERED
+    assert "a window of time" in finding.evidence
+
+
+def texts(*dated, mode=Mode.SSE):
+    made = reply([at for at, _ in dated], head=dated[0][0], mode=mode)
+    made.events = [Event(at, text, "", len(text)) for at, text in dated]
+    return made
+
+
+SENTENCE = "It is a sentence of some ten words, as one reads. "
+
+
+@pytest.mark.parametrize("mode", [Mode.SSE, Mode.TEXT])
+def test_an_event_may_be_a_sentence(mode):
+    """Quicker than it is read, though more than 180 ms an event."""
+    assert kinds(texts(*((0.4 + 0.6 * i, SENTENCE) for i in range(20)), mode=mode)) == [Kind.WELL]
+    slow = kinds(texts(*((0.4 + 3.0 * i, SENTENCE) for i in range(20)), mode=mode))
+    assert slow == [Kind.SLOW, Kind.WELL]
+
+
+def test_plain_text_is_judged_by_its_length():
+    """What one read gave is one event, however much it is."""
+    held = diagnose(texts((4.0, SENTENCE * 60), mode=Mode.TEXT))
+    assert [finding.kind for finding in held] == [Kind.HELD]
+    assert "pieces of 32 characters" in held[0].evidence
+    blocks_of_text = [(1.0 + 2 * i, "x" * 4096) for i in range(5)]
+    assert kinds(texts(*blocks_of_text, mode=Mode.TEXT)) == [Kind.BUFFERED]
+    words = [(0.05 + 0.03 * i, "and ") for i in range(50)]
+    assert kinds(texts(*words, mode=Mode.TEXT)) == [Kind.WELL]
+
+
+def test_few_large_events_are_the_servers():
+    (finding,) = diagnose(texts((4.0, SENTENCE * 60)))
+    assert finding.kind is Kind.SHORT
+    assert "3,000 characters in so few events" in finding.words

@@ -225,12 +225,17 @@ class TestCommand:
             await asyncio.sleep(0.4)  # what is held is late: more than the silence that counts
 
         held = b"".join(stream(*map(piece, "abcdefghijkl"), DONE))
-        quick = [held]
-        async with served([wait, held], quick) as server:
+
+        async def soon(peer):
+            await asyncio.sleep(0.02)
+
+        first, *rest = stream(*map(piece, "abcdefghijkl"), DONE)
+        paced = [first, *(step for part in rest for step in (soon, part))]
+        async with served([wait, held]) as server:
             code, out, err = await run(server.url(), "Hi")
             assert (code, out.strip()) == (3, b"abcdefghijkl")
             assert "-> held until the end" in err
-        async with served([wait, held], quick) as server:
+        async with served([wait, held], paced) as server:
             code, out, _ = await run(server.url("/a"), "Hi", "--against", server.url("/b"))
         assert code == 3
         assert b"=> the hop is on the first path and not on the second" in out
