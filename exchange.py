@@ -14,8 +14,9 @@ completes have one date.
 A reply is complete only if it says so twice: by an end of its own (the dialect's end marker, or at
 least a finish reason), and by the end of the message that carries it (the last chunk, all of
 Content-Length, end-of-file where that is the framing: RFC 9112 section 8). Plain text has no end of
-its own. A message of a WebSocket cannot be cut unnoticed, so there `done` is enough. Everything
-else is a failure with a category, and keeps the text so far.
+its own; over TLS close_notify tells its end from a cut. A message of a WebSocket cannot be cut
+unnoticed, so there `done` is enough. Everything else is a failure with a category, and keeps the
+text so far.
 
 Not here: br and zstd, following redirects, retries: a measuring client shows what happened. Over
 TLS the bytes counted are those inside it.
@@ -243,10 +244,14 @@ class Exchange:
         await self._drain(self._take_content)
         if self._http.framing != "close" or reply.mode is not Mode.NDJSON:
             self._take_items(self._splitter.finish())
-        if reply.end is None and reply.mode is not Mode.TEXT:
+        if reply.end is None:
             self._end_without_marker()
 
     def _end_without_marker(self) -> None:
+        if self._http.framing == "close" and self._wire.cut:  # RFC 9112 section 9.8
+            raise Failed(Failure.TRUNCATED, "TLS ended without close_notify")
+        if self._reply.mode is Mode.TEXT:
+            return
         unfinished = self._splitter.unfinished
         if unfinished is not None:
             raise Failed(

@@ -114,6 +114,7 @@ class Wire(asyncio.Protocol):
         self.received = self.sent = self.reads = 0
         self.at = 0.0  # the date of the read that `read` returned last
         self.late: float | None = None  # and the error of that date
+        self.cut = False  # TLS ended without saying so (close_notify)
         self._origin = 0.0
         self._half_closed = False
         self._held: deque[Read] = deque()  # dated, and not yet read
@@ -156,6 +157,12 @@ class Wire(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Date the server's end-of-file, and keep our half open (TLS has no halves)."""
+        encrypted = self.transport.get_extra_info("ssl_object")
+        if encrypted is not None:
+            try:
+                encrypted.read(1)  # nothing, once close_notify has come
+            except ssl.SSLError:  # it wants to read on
+                self.cut = True
         self._keep(Read(time.perf_counter(), b""))
         return self.transport.get_extra_info("sslcontext") is None
 

@@ -980,6 +980,31 @@ class TestTls:
         assert reply.text == "Two plus"
         assert reply.received.total == server.peers[-1].written
 
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ([head(media_type="text/plain"), b"Two"], "end-of-file"),
+            ([head(media_type="text/event-stream"), piece("Two")], "end-of-file"),
+            ([head(media_type="text/event-stream"), piece("Two"), DONE], "end marker"),
+            ([head(200, "text/plain", 3), b"Two"], "length"),
+        ],
+    )
+    async def test_an_end_without_close_notify_may_be_a_cut(self, certificate, content, said):
+        """RFC 9112 section 9.8: of what only the close would end."""
+
+        async def cut(peer):
+            peer.writer.transport.abort()
+
+        async with scripted([*content, cut], [*content], ssl=certificate) as server:
+            url = server.url("/stream", "https")
+            options = Options(mode=Mode.STREAM, dialect="auto")
+            broken = await ask(url, PROMPT, options, insecure=True)
+            whole = await ask(url, PROMPT, options, insecure=True)
+        assert broken.text == whole.text == "Two"
+        assert broken.failure is (Failure.TRUNCATED if said == "end-of-file" else None)
+        marked = content[-1] is DONE or b"text/plain" in content[0]
+        assert whole.failure is (None if marked else Failure.NO_END_MARKER)
+
     async def test_http_to_a_tls_port(self, certificate):
         async with scripted(TWO, ssl=certificate) as server:
             reply = await ask(server.url(), PROMPT)

@@ -33,6 +33,8 @@ class FakeWire:
         self.late = None
         self.received = self.sent = self.reads = 0
 
+    cut = False
+
     def start_clock(self):
         pass
 
