@@ -54,6 +54,14 @@ class Options:
             raise ValueError("a WebSocket is opened with HTTP/1.1")
         if self.leave == "half-close" and target.tls:
             raise ValueError("TLS connections cannot be half-closed")
+        self._check_numbers()
+        for name, _ in self.fields:
+            if name.lower() in ("content-length", "transfer-encoding"):
+                raise ValueError(f"{name} is set here, as the request's content has it")
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"no dialect {self.dialect!r}: choose from {', '.join(DIALECTS)}")
+
+    def _check_numbers(self) -> None:
         if self.timeout is not None and not self.timeout > 0:  # nor is NaN
             raise ValueError("timeout is a positive number of seconds")
         if self.leave_at is not None and not self.leave_at >= 0:
@@ -62,8 +70,6 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is at least {least}")
-        if self.dialect not in DIALECTS:
-            raise ValueError(f"no dialect {self.dialect!r}: choose from {', '.join(DIALECTS)}")
 
 
 @dataclass(frozen=True)

@@ -915,6 +915,8 @@ class TestRequest:
             ("ws://127.0.0.1/", Options(http_version="1.0")),
             ("https://127.0.0.1/", Options(leave="half-close")),
             ("http://127.0.0.1/", Options(fields=(("a", "b\r\nc: d"),))),
+            ("http://127.0.0.1/", Options(fields=(("content-Length", "3"),))),
+            ("http://127.0.0.1/", Options(fields=(("Transfer-Encoding", "chunked"),))),
             ("http://127.0.0.1:0/", Options()),
             ("http://a b/", Options()),
             ("http://a%41/", Options()),
