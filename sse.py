@@ -14,7 +14,7 @@ The grammar is forgiving (no input is an error) and has more corners than it sho
   LF follows holds an event back for no reason; so a CR ends the line now, and one LF after it is
   skipped whenever it comes.
 - Reads cut the stream anywhere: inside a character, a CR LF, the byte order mark.
-- `str.splitlines` cuts at U+2028, U+0085 and more; `bytes.splitlines` at CR, LF and CR LF alone.
+- `str.splitlines` cuts at U+2028, U+0085 and more, where no line of this format ends.
 - Every `data` line adds to the event, with an LF between; an event without one is not dispatched.
 - What follows the last blank line is dropped, however complete it looks.
 
@@ -30,7 +30,7 @@ http1.py, the messages that carry these bytes.
 """
 
 import re
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
 
 # An event is held in memory until its blank line. Large enough for a base64 image in one event.
 MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -39,6 +39,7 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 MAX_RETRY_DIGITS = 18
 
 _BOM = b"\xef\xbb\xbf"
+_CR = ord("\r")  # as a number, which `in` finds in bytes several times faster
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -91,13 +92,9 @@ def _each_line(text: str, prefix: str) -> str:
 
 # Bytes to events
 
-# What most events are, up to their blank line, in one match; or else any one line, which may be
-# that of a blank line. It makes no difference what was matched as which, but for speed: the fields
-# of the first kind are not empty, so that one which is absent changes nothing.
-_LINES = re.compile(r"(?:event: ?+(.++)\n)?(?:id: ?+([^\n\0]++)\n)?data: ?+(.++)\n\n|(.*+)\n")
 
-
-class Event(NamedTuple):
+@dataclass(slots=True)  # Frozen, it would take twice the time to make.
+class Event:
     """One dispatched event; `type` is "message" where the stream named none."""
 
     type: str
@@ -125,12 +122,12 @@ class Parser:
         self.retry: int | None = None
         self.comments = 0
         self._max_event_bytes = max_event_bytes
-        self._overlong = False
+        self._too_long = False
         # Where the last read stopped.
         self._at_start = True
         self._after_cr = False
         self._line = bytearray()
-        # The standard's three buffers; of data, the lines, and what they hold as bytes.
+        # The standard's three buffers; of data, the lines of earlier reads and their bytes.
         self._data: list[str] = []
         self._data_bytes = 0
         self._type = ""
@@ -139,7 +136,7 @@ class Parser:
     @property
     def in_event(self) -> bool:
         """Whether part of an event is held, or was too long: an end here would lose something."""
-        if self._line or self._data or self._type or self._overlong:
+        if self._line or self._data or self._type or self._too_long:
             return True
         return self._id != self.last_event_id
 
@@ -150,25 +147,17 @@ class Parser:
         returns the events, and the next call raises, as does every one after.
         """
         events: list[Event] = []
-        try:
+        if not self._too_long:
             self._parse(data, events)
-        except EventTooLong:
-            if not events:
-                raise
+        if self._too_long and not events:
+            raise EventTooLong(f"an event of more than {self._max_event_bytes} bytes")
         return events
 
     def _parse(self, data: bytes, events: list[Event]) -> None:
-        if self._overlong:
-            self._refuse()
-        if self._after_cr and data:
-            self._after_cr = False
-            data = data.removeprefix(b"\n")
-        end = data.rfind(b"\n") + 1
-        if b"\r" in data:
-            end = max(end, data.rfind(b"\r") + 1)
-            self._after_cr = data.endswith(b"\r")
-        if end:
-            lines, data = data[:end], data[end:]
+        if self._after_cr or _CR in data:
+            data = self._with_lf_alone(data)
+        lines, lf, rest = data.rpartition(b"\n")
+        if lf:
             # A long line grows in a buffer and is copied out once: linear time however it is cut.
             if self._line:
                 lines = bytes(self._line) + lines
@@ -180,49 +169,60 @@ class Parser:
                 self._parse_lines(lines, events)
             else:
                 self._parse_within_bound(lines, events)
-        if data:
-            self._line += data
+        if rest:
+            self._line += rest
             if self._data_bytes + len(self._line) > self._max_event_bytes:
-                self._refuse()
+                self._too_long = True
+
+    def _with_lf_alone(self, data: bytes) -> bytes:
+        """Return a read whose lines all end with LF."""
+        if self._after_cr and data:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if data.endswith(b"\r"):
+            self._after_cr = True
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _parse_within_bound(self, lines: bytes, events: list[Event]) -> None:
-        for line in lines.splitlines(keepends=True):
-            if self._data_bytes + len(line.rstrip(b"\r\n")) > self._max_event_bytes:
-                self._refuse()
+        """Take in lines of which some may be too many for one event."""
+        for line in lines.split(b"\n"):
+            if self._data_bytes + len(line) > self._max_event_bytes:
+                self._too_long = True
+                return
             self._parse_lines(line, events)
 
-    def _refuse(self) -> NoReturn:
-        self._overlong = True
-        raise EventTooLong(f"an event of more than {self._max_event_bytes} bytes")
-
     def _parse_lines(self, lines: bytes, events: list[Event]) -> None:
-        """Take in whole lines: most events by one match of `_LINES`, the rest line by line."""
-        text = lines.decode("utf-8", "replace")
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
-        for type, id, data, line in _LINES.findall(text):
-            if line:
-                self._process_field(line)
+        """Interpret whole lines (section 9.2.6); the last one comes without its LF."""
+        data: list[str] = []  # after the lines that `_data` holds
+        for line in lines.decode("utf-8", "replace").split("\n"):
+            if not line:
+                # "Dispatch the event": the id stays for later events, the type doesn't.
+                if self._data:
+                    data = self._take_data() + data
+                if data:
+                    events.append(Event(self._type or "message", "\n".join(data), self._id))
+                    data = []
+                self.last_event_id = self._id
+                self._type = ""
                 continue
-            if type:
-                self._type = type
-            if id:
-                self._id = id
-            if data or self._data:
-                whole = self._take_data(data) if self._data else data
-                events.append(Event(self._type or "message", whole, self._id))
-            # Section 9.2.6, "dispatch the event": the id stays for later events, the type doesn't.
-            self.last_event_id = self._id
-            self._type = ""
+            name, _, value = line.partition(": ")
+            if ":" in name:  # Nearly all write the space, but it is optional.
+                name, _, value = line.partition(":")
+            if name == "data":
+                data.append(value)
+            else:
+                self._process_field(name, value)
+        if data:
+            self._data += data
+            self._data_bytes += sum(len(line.encode()) + 1 for line in data)
 
-    def _process_field(self, line: str) -> None:
-        """Section 9.2.6, "process the field"; a line that starts with a colon is a comment."""
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-            self._data_bytes += len(value.encode()) + 1
-        elif name == "event":
+    def _take_data(self) -> list[str]:
+        data, self._data, self._data_bytes = self._data, [], 0
+        return data
+
+    def _process_field(self, name: str, value: str) -> None:
+        """Process a field other than data; a line that starts with a colon is a comment."""
+        if name == "event":
             self._type = value
         elif name == "id":
             if "\0" not in value:
@@ -234,10 +234,3 @@ class Parser:
                     self.retry = int(digits)
         elif not name:
             self.comments += 1
-
-    def _take_data(self, last: str) -> str:
-        """All lines of data: those held, and one that was matched with its blank line."""
-        data = "\n".join([*self._data, last] if last else self._data)
-        self._data.clear()
-        self._data_bytes = 0
-        return data
