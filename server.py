@@ -361,22 +361,31 @@ class Server:
         state = {
             "status": "ok" if failure is None else failure,
             "model": self.options.model,
-            "running": self.engine.running,
+            "running": self._running,
             "waiting": self.engine.waiting,
         }
         if isinstance(self.engine, UpstreamEngine):
             state["upstream"] = str(self.engine.outbound.address)
             state["model"] = self.engine.model  # null until the server there has named it
-        # What the page needs to know: which engines there are, and a proxy to go through.
+        # What the page needs to know: which engines there are, how to get to them.
         state["simulated"] = isinstance(self.engine, SimulatedEngine)
         state["stand_in"] = self.delivery.stand_in not in (None, self.engine)
         state["proxy"] = self.options.proxy
+        state["needs_key"] = bool(self.options.access.api_keys)
         self._tell(exchange, 200 if failure is None else 503, to_json(state), JSON)
+
+    @property
+    def _running(self) -> int:
+        """Replies that hold a row, and those of the stand-in."""
+        beside = self.delivery.stand_in
+        if beside is None or beside is self.engine:
+            return self.engine.running
+        return self.engine.running + beside.running
 
     async def _metrics(self, exchange: Exchange) -> None:
         queued = sum(c.writer.transport.get_write_buffer_size() for c in self._connections)
         gauges = {
-            "server_requests_running": ("Replies that hold a row.", self.engine.running),
+            "server_requests_running": ("Replies under way.", self._running),
             "server_requests_waiting": ("Requests in the queue.", self.engine.waiting),
             "server_cache_used_bytes": ("Cache of running replies.", self.engine.cache_bytes),
             "server_connections": ("Open connections.", len(self._connections)),

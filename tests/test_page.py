@@ -83,6 +83,17 @@ class TestIndex:
             server.parse_arguments(["--page-proxy", url])
         assert "--page-proxy" in capsys.readouterr().err
 
+    async def test_with_keys(self) -> None:
+        """The page itself is free, and is told that the rest is not."""
+        async with serving(api_keys=("s3cret",)) as running:
+            answer = await running.ask("GET", "/", Accept=HTML)
+            health = (await running.ask("GET", "/health")).json()
+        async with serving() as running:
+            free = (await running.ask("GET", "/health")).json()
+        assert answer.status == 200
+        assert (health["needs_key"], free["needs_key"]) == (True, False)
+        assert b"s3cret" not in answer.content
+
 
 class TestMarks:
     async def test_stand_beside_the_server_s_own(self) -> None:
@@ -161,7 +172,9 @@ class TestStandIn:
         async with serving(Engine(FakeModel())) as running, running.connect() as peer:
             peer.request("POST", "/stream", {**STAND_IN, "max_tokens": 100_000, "delay_ms": 10})
             await peer.until(b"text")
-            await running.server.stop(grace_s=5)
+            assert (await running.ask("GET", "/health")).json()["running"] == 1  # counted as any
+            assert b"server_requests_running 1" in (await running.ask("GET", "/metrics")).content
+            await running.server.stop(grace_s=0.1)
             await peer.until(b"shutting down")
 
 

@@ -213,6 +213,49 @@ async def test_through_a_proxy(chromium: Any, honor: bool) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_with_a_key(chromium: Any) -> None:
+    """It goes into headers only; what can't carry it says so, and nothing is left running."""
+    async with (
+        serving(SimulatedEngine(delay_ms=1, jitter_ms=0), api_keys=("s3cret",)) as running,
+        opened(chromium, running) as tab,
+    ):
+        for id, value in (("tokens", 20), ("first", 0), ("every", 1)):
+            await tab.page.fill(f"#{id}", str(value))
+        assert await tab.do("byId('key').type") == "password"
+        for key in ("", "wrong", "wröng 😀"):
+            await tab.page.fill("#key", key)
+            await tab.page.click("#start")
+            await tab.until("byId('verdict').textContent.startsWith('No verdict')")
+            told = [await lane(tab, index) for index in range(4)]
+            assert (
+                told[0]["status"] == told[1]["status"] == "failed: 401: a valid API key is needed"
+            )
+            assert "an EventSource can't send the API key" in told[2]["status"]
+            assert "a WebSocket can't send the API key" in told[3]["status"]
+        assert len(running.server.entries) == 0
+        await tab.page.fill("#key", "s3cret")
+        await tab.page.click("#start")
+        await tab.until("byId('verdict').textContent.startsWith('Streamed')")
+        assert "Without EventSource, WebSocket." in await tab.do("byId('verdict').textContent")
+        assert [entry.page["first_text"] > 0 for entry in running.server.entries] == [True, True]
+        await tab.page.fill("#every", "200")
+        await tab.do("() => { chat.start(); }")
+        await has_text(tab, 4)
+        await tab.do("() => chat.run.stop()")
+        await ended(tab, 4)
+        assert (await lane(tab, 4))["state"] == "stopped"
+        await eventually(lambda: running.server.engine.running == 0)
+        assert not any("s3cret" in address for address in tab.addresses)
+        assert await tab.do("[document.cookie, localStorage.length, sessionStorage.length]") == [
+            "", 0, 0
+        ]  # fmt: skip
+        await tab.do("() => { lanes[1].start(); }")
+        await has_text(tab, 1)
+        await tab.page.reload()
+        await eventually(lambda: running.server.engine.running == 0)
+        assert await tab.do("ready.then(() => byId('key').value)") == ""
+
+
 # --- Stopping: field report 158 ---
 
 
@@ -281,6 +324,43 @@ async def test_stop_at_once(chromium: Any) -> None:
         await tab.until("byId('verdict').textContent.endsWith('with the same text.')")
 
 
+async def test_double_clicks(chromium: Any) -> None:
+    """The second click of two meets no other button; two races at once are one race."""
+    async with page(chromium) as (tab, running):
+        await tab.page.dblclick("#start")
+        await tab.until("byId('verdict').textContent.endsWith('with the same text.')")
+        await extra(tab, ENDLESS)
+        await tab.page.dblclick("#race .again:visible >> nth=1")
+        await has_text(tab, 1)
+        stop = await tab.page.locator("#race .halt:visible").bounding_box()
+        await tab.page.dblclick("#race .halt:visible")
+        await ended(tab, 1)
+        assert (await lane(tab, 1))["state"] == "stopped"
+        again = await tab.page.locator("#race .again >> nth=1").bounding_box()
+        assert stop["x"] + stop["width"] <= again["x"]
+        await eventually(lambda: running.server.engine.running == 0)
+        assert await tab.do("byId('stop').disabled")
+        await tab.page.dblclick("#start")
+        await has_text(tab, 1, 2, 3)
+        await tab.page.dblclick("#stop")
+        await ended(tab, 0, 1, 2, 3)
+        await eventually(lambda: running.server.engine.running == 0)
+        assert all(e.generation.finish_reason for e in running.server.entries)
+
+
+async def test_settings_changed_meanwhile(chromium: Any) -> None:
+    """A race runs on with what it began with; a resumed reply too."""
+    async with page(chromium) as (tab, running):
+        await extra(tab, {"truncate_after": 5})
+        await tab.do("() => { startRace(); }")
+        await tab.page.fill("#prompt", "Another")
+        await tab.page.fill("#seed", "99")
+        await ended(tab, 1)
+        await tab.do("() => lanes[1].resume()")
+        assert (await lane(tab, 1))["text"] == await self_contained(running)
+        await ended(tab, 0, 2, 3)
+
+
 async def test_stopped_from_elsewhere(chromium: Any) -> None:
     async with page(chromium) as (tab, running):
         await extra(tab, ENDLESS)
@@ -302,6 +382,23 @@ async def test_closing_the_tab_stops_all(chromium: Any) -> None:
         await eventually(lambda: running.server.engine.running == 0)
         reasons = {e.generation.finish_reason for e in running.server.entries}
         assert reasons == {"cancelled"}
+
+
+async def test_leaving_and_coming_back(chromium: Any) -> None:
+    """By the history the page comes back as it was or anew; either way it can start."""
+    async with page(chromium) as (tab, running):
+        await extra(tab, ENDLESS)
+        await tab.do("() => { startRace(); chat.start(); }")
+        await has_text(tab, 1, 2, 3, 4)
+        await tab.page.goto(f"{tab.origin}/log")
+        await eventually(lambda: running.server.engine.running == 0)
+        await tab.page.go_back()
+        await tab.do("ready")
+        for id, value in (("tokens", 10), ("first", 0), ("every", 1)):
+            await tab.page.fill(f"#{id}", str(value))
+        await tab.do("() => { window.extra = {}; }")
+        await tab.page.click("#start")
+        await tab.until("byId('verdict').textContent.endsWith('with the same text.')")
 
 
 # --- What breaks: field reports 35, 37, 157 ---
