@@ -217,6 +217,13 @@ def _parse_extended_length(encoded: bytearray) -> int:
     return length
 
 
+def _decode_text(payload: bytes | bytearray) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        raise ProtocolError("text is not UTF-8", 1007) from None
+
+
 def _is_valid_close_code(code: int) -> bool:
     """Tell whether `code` may stand in a Close frame (sections 7.4.1 and 7.4.2).
 
@@ -252,30 +259,31 @@ def _parse_close_payload(payload: bytes) -> "Close":
 
 
 # Messages and the closing handshake: sections 5.4 to 5.6 and 7
+# Events are not frozen, which would double the time that it takes to make one.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """A whole data message: `str` if it was sent as text, `bytes` if as binary."""
 
     data: str | bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ping:
     """The peer asks for a Pong with the same payload (section 5.5.2)."""
 
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pong:
     """The answer to a Ping, or a sign of life that nobody asked for (section 5.5.3)."""
 
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Close:
     """The peer's Close frame; `code` is 1005 when it held none (section 7.1.5)."""
 
@@ -423,27 +431,27 @@ class Connection:
         payload = self._take_payload(frame)
         is_last = frame.fin and not frame.remaining
         is_text = self._message_opcode == TEXT
-        if is_text:
-            text = self._decode_text(payload, is_last)
-        if is_last and not self._message:  # the whole message at once: nothing to put together
+        if is_last:
             self._message_opcode = None
-            return Message(text if is_text else bytes(payload))
+            if not self._message:  # the whole message at once: nothing to put together
+                return Message(_decode_text(payload) if is_text else bytes(payload))
+        if is_text:
+            self._check_text(payload, is_last)
         self._message += payload
         if not is_last:
             return None
         whole, self._message = self._message, bytearray()
-        self._message_opcode = None
         return Message(whole.decode() if is_text else bytes(whole))
 
-    def _decode_text(self, payload: bytes | bytearray, is_last: bool) -> str:
-        """Decode the next part of a text, which may end within a character unless it is the last.
+    def _check_text(self, payload: bytes | bytearray, is_last: bool) -> None:
+        """Check the next part of a text, which may end within a character unless it is the last.
 
         The codec forbids surrogates, overlong forms and all beyond U+10FFFF (RFC 3629 section 3),
         and finds also in an unfinished character what no continuation can repair, but for one.
         """
         encoded = self._unfinished_character + payload if self._unfinished_character else payload
         try:
-            text, checked = codecs.utf_8_decode(encoded, "strict", is_last)
+            _, checked = codecs.utf_8_decode(encoded, "strict", is_last)
         except UnicodeDecodeError:
             raise ProtocolError("text is not UTF-8", 1007) from None
         unfinished = bytes(encoded[checked:])
@@ -451,7 +459,6 @@ class Connection:
         if b"\xed\xa0" <= unfinished < b"\xee":
             raise ProtocolError("text is not UTF-8", 1007)
         self._unfinished_character = unfinished
-        return text
 
     def _take_payload(self, frame: _Frame) -> bytes | bytearray:
         """Remove and unmask what has come of the frame's payload."""
