@@ -1,11 +1,18 @@
-"""A real Chromium, driven by Playwright: one for all tests, a profile of its own for each."""
+"""A real Chromium, driven by Playwright: one for all tests, a profile of its own for each.
+
+Playwright keeps every tab in the belief that it is in front. Where a tab has to be hidden in
+earnest, a `Window` drives another Chromium by the DevTools protocol itself.
+"""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from serving import Running
+from serving import PATIENCE_S, Running
 
 FLAGS = [
     "--no-sandbox",
@@ -39,7 +46,7 @@ class Tab:
 
     def _console(self, message: Any) -> None:
         # What the browser itself says of a refused or broken request is no error of the page.
-        network = ("Failed to load resource", "WebSocket connection to")
+        network = ("Failed to load resource", "WebSocket connection to", "EventSource's response")
         if message.type in ("error", "warning") and not message.text.startswith(network):
             self.errors.append(message.text)
 
@@ -77,3 +84,66 @@ async def opened(chromium: Any, running: Running, **options: Any) -> AsyncIterat
         await tab.check()
     finally:
         await context.close()
+
+
+class Window:
+    """A browser with one tab in front, spoken to by the Chrome DevTools Protocol."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket = socket
+        self.calls = 0
+
+    async def call(self, method: str, session: str | None = None, **params: Any) -> Any:
+        self.calls += 1
+        call = {"id": self.calls, "method": method, "params": params}
+        await self.socket.send(json.dumps(call | ({"sessionId": session} if session else {})))
+        async with asyncio.timeout(PATIENCE_S):
+            while (answer := json.loads(await self.socket.recv())).get("id") != self.calls:
+                pass  # an event
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    async def open(self, url: str) -> tuple[str, str]:
+        """A new tab in front of the others: its target and its session."""
+        target = (await self.call("Target.createTarget", url=url))["targetId"]
+        attached = await self.call("Target.attachToTarget", targetId=target, flatten=True)
+        return target, attached["sessionId"]
+
+    async def do(self, session: str, script: str) -> Any:
+        told = await self.call(
+            "Runtime.evaluate", session, expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+    async def until(self, session: str, condition: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await self.do(session, f"Boolean({condition})"):
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def window(program: str, folder: Path) -> AsyncIterator[Window]:
+    """A Chromium of one's own, its profile in this folder."""
+    from websockets.asyncio.client import connect
+
+    command = [program, "--headless", *FLAGS, f"--user-data-dir={folder}"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--remote-debugging-port=0", stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (told := re.search(rb"ws://[!-~]+", await process.stderr.readline())):
+                pass
+        async with connect(told[0].decode(), max_size=None, proxy=None) as socket:
+            window = Window(socket)
+            yield window
+            await window.call("Browser.close")
+            async with asyncio.timeout(PATIENCE_S):
+                await process.stderr.read()
+                await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -5,12 +5,14 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, opened
+from browser import Tab, opened, window
 from fakes import EOS, FakeConstraint, FakeModel
 from processes import started
+from require import require, require_program
 from serving import Running, eventually, serving
 
 import proxy
@@ -332,12 +334,12 @@ async def test_double_clicks(chromium: Any) -> None:
         await extra(tab, ENDLESS)
         await tab.page.dblclick("#race .again:visible >> nth=1")
         await has_text(tab, 1)
-        stop = await tab.page.locator("#race .halt:visible").bounding_box()
+        stop = await tab.page.locator("#race .halt >> nth=1").bounding_box()
         await tab.page.dblclick("#race .halt:visible")
         await ended(tab, 1)
         assert (await lane(tab, 1))["state"] == "stopped"
         again = await tab.page.locator("#race .again >> nth=1").bounding_box()
-        assert stop["x"] + stop["width"] <= again["x"]
+        assert again["x"] + again["width"] <= stop["x"]
         await eventually(lambda: running.server.engine.running == 0)
         assert await tab.do("byId('stop').disabled")
         await tab.page.dblclick("#start")
@@ -458,6 +460,77 @@ async def hide(tab: Tab, hidden: bool) -> None:
     )
 
 
+BUSY = '{"error": {"message": "the queue is full"}}'
+ANSWERS = [
+    ({"status": 429, "headers": {"Retry-After": "7"}, "body": BUSY},
+     "failed: 429: the queue is full; try again in 7 s"),
+    ({"content_type": "text/html", "body": "<html>Log in"},
+     "failed: 200: content of type text/html"),
+    ({"status": 500, "body": ""}, "failed: 500: content of type unknown"),
+]  # fmt: skip
+
+
+async def test_answers_that_are_no_reply(chromium: Any) -> None:
+    """From the server or from a hop that thinks it knows better; to what the page reports, too."""
+    async with page(chromium) as (tab, running):
+        answers = {}
+
+        async def fulfill(route: Any) -> None:
+            await route.fulfill(**answers)
+
+        for path in ("complete", "stream*", "log/*"):
+            await tab.page.route(f"**/{path}", fulfill)
+        for answer, words in ANSWERS:
+            answers = answer
+            await tab.do("() => Promise.all(race.map(lane => lane.start()))")
+            told = [(await lane(tab, index))["status"] for index in range(4)]
+            assert told == [words, words, "failed: refused, and an EventSource is not told why",
+                            "done: max_tokens"]  # fmt: skip
+        assert [entry.page for entry in running.server.entries] == [None] * 3
+
+
+SOCKETS = [
+    (None, (1000, ""), "interrupted: closed with 1000 before the end"),
+    ('{"text": "One"}', (1011, "boom"), "interrupted: closed with 1011 before the end: boom"),
+    (None, (4000, "x" * 123), "interrupted: closed with 4000 before the end: " + "x" * 123),
+    ("{oops", None, "failed: not JSON: {oops"),
+    ('{"text": 5}', None, 'failed: text is not a string: {"text": 5}'),
+    ('{"error": {"message": "<b>"}}', None, "failed: <b>"),
+    ('{"done": true}', None, "done"),
+]  # fmt: skip
+
+
+async def test_websockets_that_end_otherwise(chromium: Any) -> None:
+    """By a close code, or by a message after which the page hangs up itself."""
+    async with page(chromium) as (tab, _):
+        cases, closed = list(SOCKETS), []
+
+        def accept(socket: Any) -> None:
+            message, close, _ = cases.pop(0)
+
+            def answer(_: Any) -> None:
+                if message:
+                    socket.send(message)
+                if close:
+                    closing.append(
+                        asyncio.create_task(socket.close(code=close[0], reason=close[1]))
+                    )
+
+            socket.on_message(answer)
+            socket.on_close(lambda *_: closed.append(message))
+
+        closing: list[Any] = []
+        await tab.page.route_web_socket("**/ws", accept)
+        for message, _, words in SOCKETS:
+            await tab.do("() => lanes[3].start()")
+            told = await lane(tab, 3)
+            assert told["status"] == words
+            assert told["shown"] == told["text"] == ("One" if message == '{"text": "One"}' else "")
+        await asyncio.gather(*closing)
+        await eventually(lambda: len(closed) >= 4)
+        assert {message for message, close, _ in SOCKETS if not close} <= set(closed)
+
+
 async def test_hidden_before_the_first_text(chromium: Any) -> None:
     """Nothing is painted in a hidden tab, and nothing is said to be."""
     async with page(chromium) as (tab, running):
@@ -466,6 +539,56 @@ async def test_hidden_before_the_first_text(chromium: Any) -> None:
         assert (await lane(tab, 1))["shown"] == (await lane(tab, 1))["text"] != ""
         assert running.server.entries[0].page["first_paint"] is None
         assert running.server.entries[0].page["first_text"] > 0
+
+
+async def test_a_tab_that_is_hidden_in_earnest(tmp_path: Path) -> None:
+    """Field report 157: behind another tab, and frozen as browsers do to save power."""
+    require("websockets")
+    program = require_program("chromium")
+    async with (
+        serving(SimulatedEngine(delay_ms=5, jitter_ms=0)) as running,
+        window(program, tmp_path) as chromium,
+    ):
+        target, tab = await chromium.open(f"http://127.0.0.1:{running.port}")
+        await chromium.until(tab, "typeof ready !== 'undefined'")
+        await chromium.do(tab, "ready")
+        assert await chromium.do(tab, "document.visibilityState") == "visible"
+        await chromium.do(
+            tab,
+            """void (() => {
+              for (const [id, value] of [["tokens", 400], ["every", 8], ["first", 0]])
+                byId(id).value = value;
+              startRace(); chat.start();
+            })()""",
+        )
+        await chromium.until(tab, "[1, 2, 3, 4].every(i => lanes[i].run.firstPaint)")
+        await chromium.open("about:blank")
+        await chromium.until(tab, "document.hidden")
+        await chromium.do(tab, "void (seen = lanes[1].parts.output.textContent.length)")
+        # No frame comes any more; what arrives is shown all the same.
+        await chromium.until(tab, "lanes[1].parts.output.textContent.length > seen")
+        await chromium.call("Page.setWebLifecycleState", tab, state="frozen")
+        generation = running.server.entries[1].generation
+        tokens = generation.completion_tokens
+        await eventually(lambda: generation.completion_tokens > tokens + 50)
+        await chromium.call("Page.setWebLifecycleState", tab, state="active")
+        await chromium.call("Target.activateTarget", targetId=target)
+        await chromium.until(tab, "!document.hidden")
+        told = await chromium.do(
+            tab,
+            """Promise.all(lanes.slice(0, 5).map(lane => lane.ended)).then(() =>
+              lanes.slice(0, 5).map(({run, parts}) =>
+                [parts.state.textContent, run.text.split(" ").length,
+                  parts.output.textContent === run.text]))""",
+        )
+        # A frozen page keeps its fetches and EventSources; its WebSockets Chromium closes.
+        (*_, websocket, _) = told
+        assert websocket[0].startswith("interrupted: closed with 1006"), websocket
+        assert websocket[2]
+        told.remove(websocket)
+        assert told == [["done: max_tokens", 400, True]] * 4
+        assert len(running.server.entries) == 5
+        assert "Without WebSocket." in await chromium.do(tab, "byId('verdict').textContent")
 
 
 async def test_interrupted_then_resumed(chromium: Any) -> None:
