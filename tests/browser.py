@@ -1,4 +1,4 @@
-"""A real Chromium, driven by Playwright: one for all tests, a profile of its own for each.
+"""A real Chromium, driven by Playwright: one for all tests, one tab for most of them.
 
 Playwright keeps every tab in the belief that it is in front. Where a tab has to be hidden in
 earnest, a `Window` drives another Chromium by the DevTools protocol itself.
@@ -39,10 +39,14 @@ class Tab:
         self.origin = origin
         self.errors: list[str] = []
         self.addresses: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", self._console)
-        page.on("request", lambda request: self.addresses.append(request.url))
-        page.on("websocket", lambda socket: self.addresses.append(socket.url))
+        self.listeners = {
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "console": self._console,
+            "request": lambda request: self.addresses.append(request.url),
+            "websocket": lambda socket: self.addresses.append(socket.url),
+        }
+        for event, listener in self.listeners.items():
+            page.on(event, listener)
 
     def _console(self, message: Any) -> None:
         # What the browser itself says of a refused or broken request is no error of the page.
@@ -61,6 +65,18 @@ class Tab:
             while not await self.page.evaluate(condition, argument):
                 await asyncio.sleep(0.01)
 
+    async def leave(self) -> None:
+        """Let the next test have the tab."""
+        for other in self.page.context.pages:
+            if other is not self.page:
+                await other.close()
+        if self.page.is_closed():
+            return
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        await self.page.unroute_all()
+        await self.page.goto("about:blank")
+
     async def check(self) -> None:
         """No errors, nothing that tripped the policy, no address but the server's."""
         assert self.errors == []
@@ -73,17 +89,25 @@ class Tab:
 
 @asynccontextmanager
 async def opened(chromium: Any, running: Running, **options: Any) -> AsyncIterator[Tab]:
-    """The server's page in a tab of its own profile, with these options (`Browser.new_context`)."""
-    context = await chromium.new_context(**options)
-    try:
+    """The server's page in a tab.
+
+    With options (`Browser.new_context`) it has a profile of its own. Without, it is the tab of the
+    test before, which is quicker; a server's port is another origin, so nothing is left of it.
+    """
+    if options or not chromium.contexts:
+        context = await chromium.new_context(**options)
         await context.add_init_script(WATCH)
-        tab = Tab(await context.new_page(), f"http://127.0.0.1:{running.port}")
-        await tab.page.goto(tab.origin)
+    else:
+        (context,) = chromium.contexts
+    page = context.pages[0] if context.pages else await context.new_page()
+    tab = Tab(page, f"http://127.0.0.1:{running.port}")
+    try:
+        await page.goto(tab.origin)
         await tab.do("ready")
         yield tab
         await tab.check()
     finally:
-        await context.close()
+        await (context.close() if options else tab.leave())
 
 
 class Window:

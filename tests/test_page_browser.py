@@ -502,7 +502,8 @@ SOCKETS = [
 
 async def test_websockets_that_end_otherwise(chromium: Any) -> None:
     """By a close code, or by a message after which the page hangs up itself."""
-    async with page(chromium) as (tab, _):
+    # A profile of its own: a route for WebSockets can't be taken back.
+    async with page(chromium, locale="en") as (tab, _):
         cases, closed = list(SOCKETS), []
 
         def accept(socket: Any) -> None:
