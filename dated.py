@@ -2,9 +2,12 @@
 
     python dated.py --port 0 ...        everything that server.py takes
     GET /passes                         [["decode", began, ended], ...] since it was asked last
-    GET /beats?switch_ms=0.5            how late the event loop's beats were, one a millisecond
+    GET /beats?switch_ms=0.5            how late the event loop's beats were, one a millisecond;
+                                        and for how long of it the loop's thread waited for a core
+    --niceness 0                        of the generation thread (engine.NICENESS)
 
 The beats begin when they are first asked for; `switch_ms` sets the interpreter's switch interval.
+Only Linux tells what a thread waited for a core; elsewhere that is 0.
 
 `time.perf_counter` is one clock for all processes of a machine, so these dates can be laid beside
 those of the measuring client.
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import engine
 import server
 from connection import Exchange
 from delivery import JSON, AnyEngine
@@ -62,6 +66,8 @@ class DatedServer(server.Server):
         self._routes["/passes"] = {"GET": self._passes}
         self._routes["/beats"] = {"GET": self._beats}
         self._late: list[float] = []
+        self._waited: list[float] = []
+        self._waited_before = 0.0
         self._due: float | None = None
 
     async def _passes(self, exchange: Exchange) -> None:
@@ -76,16 +82,28 @@ class DatedServer(server.Server):
             sys.setswitchinterval(float(switch_ms) / 1000)
         if self._due is None:
             self._beat()
-        late, self._late = self._late, []
-        exchange.respond(200, to_json({"late": late}).encode(), JSON)
+        late, waited = self._late, self._waited
+        self._late, self._waited = [], []
+        exchange.respond(200, to_json({"late": late, "waited": waited}).encode(), JSON)
 
     def _beat(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now, waited = loop.time(), _waited_for_a_core()
         if self._due is not None:
             self._late.append(now - self._due)
+            self._waited.append(waited - self._waited_before)
+        self._waited_before = waited
         self._due = now + BEAT_S
         loop.call_at(self._due, self._beat)
+
+
+def _waited_for_a_core() -> float:
+    """Return for how many seconds this thread was ready to run and did not, since it began."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as schedstat:
+            return int(schedstat.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def make_engine(args: argparse.Namespace) -> AnyEngine:
@@ -99,6 +117,10 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
 _make_engine = server.make_engine
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--niceness", type=int, default=engine.NICENESS)
+    own, sys.argv[1:] = parser.parse_known_args()
+    engine.NICENESS = own.niceness
     server.make_engine = make_engine
     server.Server = DatedServer  # type: ignore[misc]
     sys.exit(server.main())

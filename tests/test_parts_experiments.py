@@ -51,7 +51,7 @@ async def test_every_part_beside_its_library() -> None:
     async with PartsBench() as bench:
         finding = await parts_experiments.parts(bench)
     made = cells(finding, "part", "beside", "n")
-    assert len(set(made)) == len(made) == 19
+    assert len(set(made)) == len(made) == 23
     assert {n for part, _, n in made if "events" in part} == {"40"}
     assert [n for part, _, n in made if "events" not in part] == [
         "2",
