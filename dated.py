@@ -4,7 +4,6 @@
     GET /passes                         [["decode", began, ended], ...] since it was asked last
     GET /beats?switch_ms=0.5            how late the event loop's beats were, one a millisecond;
                                         and for how long of it the loop's thread waited for a core
-    --niceness 0                        of the generation thread (engine.NICENESS)
 
 The beats begin when they are first asked for; `switch_ms` sets the interpreter's switch interval.
 Only Linux tells what a thread waited for a core; elsewhere that is 0.
@@ -23,7 +22,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import engine
 import server
 from connection import Exchange
 from delivery import JSON, AnyEngine
@@ -117,10 +115,6 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
 _make_engine = server.make_engine
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--niceness", type=int, default=engine.NICENESS)
-    own, sys.argv[1:] = parser.parse_known_args()
-    engine.NICENESS = own.niceness
     server.make_engine = make_engine
     server.Server = DatedServer  # type: ignore[misc]
     sys.exit(server.main())

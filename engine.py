@@ -31,9 +31,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import random
-import sys
 import threading
 import time
 from collections import deque
@@ -45,9 +43,6 @@ from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingPa
 from run import Constraint, Run
 
 log = logging.getLogger("engine")
-
-# How much the generation thread, and the threads that it computes with, give way: see `_give_way`.
-NICENESS = 5
 
 Messages = list[dict[str, Any]]
 Prompt = str | Messages | list[int]
@@ -257,7 +252,6 @@ class Engine:
     # The thread.
 
     def _run(self) -> None:
-        _give_way()
         try:
             while self._wait_for_work():
                 self._step()
@@ -461,20 +455,6 @@ class Engine:
     @staticmethod
     def _since_submit(run: Run) -> float:
         return time.monotonic() - run.generation.submitted
-
-
-def _give_way() -> None:
-    """Let the event loop have a core as soon as it asks for one, where both cannot run.
-
-    The model computes on every core. To a scheduler that treats all threads alike, the loop is one
-    thread more: it may wait for milliseconds until one of the others has had its turn, far longer
-    than it ever waits for the interpreter. Linux counts niceness by the thread, and the threads
-    that PyTorch starts for this one take it over. An idle machine computes as fast as before.
-    """
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        with contextlib.suppress(OSError):  # some sandboxes allow no such thing
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def _deliver(deliveries: Iterable[Delivery]) -> None:

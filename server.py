@@ -717,8 +717,8 @@ def main() -> int:
         except ModelError as error:
             print(error, file=sys.stderr)
             return 1
-        # A forward pass holds the interpreter for long stretches; the event loop should not have
-        # to wait 5 ms, Python's default, to be let in between.
+        # PyTorch leaves the interpreter to others while it computes. What the generation thread
+        # does in Python, the event loop should not have to wait for 5 ms long, Python's default.
         sys.setswitchinterval(0.0005)
         # Each open stream is some hundred objects that live long, and are looked through whenever
         # so many new ones have been made: with thousands of streams every 700 is too often.

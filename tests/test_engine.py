@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import os
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from fakes import EOS, FakeModel
 
-from engine import NICENESS, Engine
+from engine import Engine
 from generation import (
     BadRequest,
     EngineDown,
@@ -48,16 +46,6 @@ async def passes(model: FakeModel, number: int = 1) -> None:
 
 def params(max_tokens: int = 20, **others: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, **{"seed": 1, **others})
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts niceness by the thread")
-async def test_the_thread_gives_way_to_the_event_loop() -> None:
-    async with running(FakeModel()) as engine:
-        await collect(engine.submit([1], params()))
-        thread = engine._thread.native_id
-        assert thread is not None
-        mine = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, thread) == min(mine + NICENESS, 19)
 
 
 def scripted(*ids: int) -> Any:
