@@ -416,7 +416,12 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", default="default", help="as for server.py (%(default)s)")
     add("--device", default="auto", help="as for server.py (%(default)s)")
     add("--dtype", default="auto", help="as for server.py (%(default)s)")
-    add("--report", type=Path, default=REPORT, help="the report's file (%(default)s)")
+    add(
+        "--report",
+        type=Path,
+        default=REPORT,
+        help="the file whose section it replaces (%(default)s)",
+    )
     args = parser.parse_args(arguments)
     unknown = [name for name in args.names if name not in EXPERIMENTS]
     if unknown:

@@ -369,7 +369,8 @@ what the diagnosis can say:
 
 exit code: 0 complete, 1 a reply failed, 2 bad usage, 3 complete but buffered, 130 after Ctrl-C.
 Times start when the request is handed to the socket; connecting is given apart. Percentiles are
-nearest-rank. Events are not tokens: tokens are counted by usage where the server tells it.
+nearest-rank. Events are not tokens: tokens are counted by usage where the server tells it. The
+error of the dates is how much later than the kernel had the bytes this program saw them (Linux).
 """
 
 
@@ -378,6 +379,7 @@ def _argument_parser() -> argparse.ArgumentParser:
         description="Ask a streaming endpoint, print the reply as it comes, say what took how long"
         " and why.",
         epilog=EPILOG,
+        usage="%(prog)s [URL] [PROMPT] [FLAG ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -386,7 +388,8 @@ def _argument_parser() -> argparse.ArgumentParser:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="what to ask; may stand alone. Without it and --data the URL is fetched with GET",
+        help="what to ask; may stand alone. Without it and --data a URL without a path, and a"
+        f" provider's route, are asked {DEFAULT_PROMPT!r}; any other is fetched with GET",
     )
 
     add = parser.add_argument_group("what to ask").add_argument

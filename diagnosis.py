@@ -162,7 +162,7 @@ def _ending(reply: Reply) -> Finding | None:
         case Failure.NO_END_MARKER:
             words = (
                 "the message ended as if complete, without an end marker or a finish reason:"
-                " the server failed, or a hop hid a cut"
+                " the server failed, a hop hid a cut, or the server never says that it is done"
             )
             return Finding(Kind.CUT, words, why)
         case Failure.IN_BAND | Failure.PROTOCOL | Failure.TIMEOUT:

@@ -463,7 +463,13 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8766, help="0 takes a free one (%(default)s)")
-    add("--upstream", type=upstream_address, default="http://127.0.0.1:8765", metavar="URL")
+    add(
+        "--upstream",
+        type=upstream_address,
+        default="http://127.0.0.1:8765",
+        metavar="URL",
+        help="the server behind it (%(default)s)",
+    )
     add("--honor", action="store_true", help="let X-Accel-Buffering: no pass at once")
     add("--block", type=int, default=8192, help="bytes held before they are sent (%(default)s)")
     add("--timeout", type=float, default=300, help="seconds of silence until 504 (%(default)s)")

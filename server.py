@@ -16,6 +16,7 @@ Read next: `measures.py`, with which the other end of the wire begins.
 import argparse
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import logging
@@ -414,44 +415,70 @@ class Server:
 
 _LIMITS, _SETTINGS, _POLICY = http1.Limits(), Settings(), Policy()
 
-# name, default (its type is the flag's), help
-FLAGS: tuple[tuple[str, Any, str], ...] = (
-    ("--host", "127.0.0.1", "the address to serve on"),
-    ("--port", 8765, "0 takes a free one and prints it"),
-    ("--model", "default", "a folder, a .gguf file, a hub id, or 'simulated'"),
-    ("--device", "auto", "cuda, mps or cpu"),
-    ("--dtype", "auto", "float32, bfloat16 or float16"),
-    ("--rows", 16, "replies that are generated at the same time"),
-    ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out (0: no bound)"),
-    ("--context", 2048, "tokens of prompt and reply together, at most the model's own; 0: those"),
-    ("--prefill-chunk", 128, "tokens of a prompt between two steps of the others"),
-    ("--queue", 64, "requests that may wait; then 429"),
-    ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one; 0 for none"),
-    ("--sse-heartbeat", "comment", "what breaks it on event streams: comment, event or off"),
-    ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
-    ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
-    ("--head-time", _SETTINGS.head_s, "seconds for a request's head to arrive"),
-    ("--content-time", _SETTINGS.content_s, "seconds for its content to arrive"),
-    ("--idle-time", _SETTINGS.idle_s, "seconds between two requests of a connection"),
-    ("--target-bytes", _LIMITS.target_bytes, "the longest request target (414)"),
-    ("--head-bytes", _LIMITS.head_bytes, "the longest head (431)"),
-    ("--content-bytes", _LIMITS.content_bytes, "the longest content (413)"),
-    ("--slow-client", "buffer", "what to do with one that falls behind: buffer, pause or drop"),
-    ("--banned", "", "a file of phrases, one a line, that no reply may hold"),
-    ("--keep", _POLICY.keep_s, "seconds for which a finished resumable reply is kept"),
-    ("--grace", _POLICY.grace_s, "seconds for which one that nobody follows goes on"),
-    ("--connections", 1000, "at the same time; then 503"),
-    ("--cert", "", "a PEM file: serve https and wss"),
-    ("--key", "", "the certificate's private key, when in a file of its own"),
-    ("--seed", 42, "simulated: of the schedule"),
-    ("--delay-ms", 33.0, "simulated: between two words"),
-    ("--jitter-ms", 8.0, "simulated: more or less"),
-    ("--first-delay-ms", 0.0, "simulated: before the first word"),
-    ("--page-proxy", "", "a proxy in front of this server, http://HOST:PORT, for the page to try"),
-    ("--upstream", "", "relay to the OpenAI-compatible server at this URL; no model is loaded"),
-    ("--upstream-key-env", "", "upstream: the environment variable that holds its API key"),
-    ("--upstream-model", "", "upstream: the model to ask for; the first in its list if not given"),
-    ("--upstream-timeout", 120.0, "upstream: seconds without a byte from it before it is given up"),
+# Under each heading of `--help`: name, default (its type is the flag's), help.
+FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
+    "where": (
+        ("--host", "127.0.0.1", "the address to serve on"),
+        ("--port", 8765, "0 takes a free one and prints it"),
+        ("--cert", "", "a PEM file: serve https and wss"),
+        ("--key", "", "the certificate's private key, when in a file of its own"),
+        ("--page-proxy", "", "a proxy in front, http://HOST:PORT, for the page to try"),
+    ),
+    "the model": (
+        ("--model", "default", "a folder, a .gguf file, a hub id, or 'simulated'"),
+        ("--device", "auto", "cuda, mps or cpu"),
+        ("--dtype", "auto", "float32, bfloat16 or float16"),
+        ("--context", 2048, "tokens of prompt and reply together; 0: as many as the model takes"),
+        ("--rows", 16, "replies that are generated at the same time"),
+        ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out; 0: no bound"),
+        ("--prefill-chunk", 128, "tokens of a prompt read between two steps of the others"),
+        ("--banned", "", "a file of phrases, one a line, that no reply may hold"),
+    ),
+    "the simulated model": (
+        ("--seed", 42, "of its schedule"),
+        ("--delay-ms", 33.0, "from one word to the next"),
+        ("--jitter-ms", 8.0, "by how much that varies"),
+        ("--first-delay-ms", 0.0, "before the first word"),
+    ),
+    "another server in place of a model": (
+        ("--upstream", "", "the URL of an OpenAI-compatible server to relay to"),
+        ("--upstream-key-env", "", "the environment variable that holds its API key"),
+        ("--upstream-model", "", "the model to ask for; else the first in its list"),
+        ("--upstream-timeout", 120.0, "seconds without a byte from it before it is given up"),
+    ),
+    "silence, slow clients, lost clients": (
+        ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one is sent; 0: none"),
+        ("--sse-heartbeat", "comment", "what is sent on event streams: comment, event or off"),
+        ("--slow-client", "buffer", "one that falls behind: buffer, pause or drop"),
+        ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
+        ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
+        ("--grace", _POLICY.grace_s, "seconds that a resumable reply goes on with no client"),
+        ("--keep", _POLICY.keep_s, "seconds that a resumable reply is kept after its end"),
+    ),
+    "limits": (
+        ("--queue", 64, "requests that may wait for a row; then 429"),
+        ("--connections", 1000, "at the same time; then 503"),
+        ("--target-bytes", _LIMITS.target_bytes, "the longest request target; then 414"),
+        ("--head-bytes", _LIMITS.head_bytes, "the longest head; then 431"),
+        ("--content-bytes", _LIMITS.content_bytes, "the longest content; then 413"),
+        ("--head-time", _SETTINGS.head_s, "seconds for a request's head to arrive; then 408"),
+        ("--content-time", _SETTINGS.content_s, "seconds for its content to arrive; then 408"),
+        ("--idle-time", _SETTINGS.idle_s, "seconds between two requests of a connection"),
+    ),
+}
+# name, metavar, help
+REPEATED = (
+    ("--cors", "ORIGIN", "let pages from this origin use the server"),
+    ("--api-key", "KEY", "ask for a key: this one"),
+    ("--alias", "NAME", "take this as a name of the model on the providers' routes"),
+)
+# name, help
+SWITCHES = (
+    ("--deterministic", "the same text whatever else is running"),
+    ("--naive", "do not notice that a client left, to see what that costs"),
+    ("--no-reuse", "read every prompt anew, also what the cache still holds of it"),
+    ("--pad", "hide the length of pieces on the providers' routes"),
+    ("--no-stand-in", 'refuse "model": "simulated" in a request'),
 )
 
 
@@ -470,32 +497,32 @@ def amount(text: str) -> float:
 
 
 _KINDS: dict[type, Callable[[str], Any]] = {int: count, float: amount, str: str}
+_METAVARS = {int: "N", float: "N", str: None}
+
+
+def _argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="A streaming server for a language model.", usage="%(prog)s [FLAG ...]"
+    )
+    for heading, flags in FLAGS.items():
+        add = parser.add_argument_group(heading).add_argument
+        for name, default, text in flags:
+            text += " (%(default)s)" if default != "" else ""
+            kind = _KINDS[type(default)]
+            add(name, type=kind, default=default, metavar=_METAVARS[type(default)], help=text)
+    add = parser.add_argument_group("may be repeated").add_argument
+    for name, metavar, text in REPEATED:
+        text += "" if name == "--api-key" else "; * for any"
+        add(name, action="append", default=[], metavar=metavar, help=text)
+    add = parser.add_argument_group("switches").add_argument
+    for name, text in SWITCHES:
+        add(name, action="store_true", help=text)
+    return parser
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description="A streaming server for a language model.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for name, default, text in FLAGS:
-        parser.add_argument(name, type=_KINDS[type(default)], default=default, help=text)
-    parser.add_argument(
-        "--deterministic", action="store_true", help="the same text whatever else is running"
-    )
-    parser.add_argument("--naive", action="store_true", help="do not notice that a client left")
-    parser.add_argument(
-        "--no-reuse", action="store_true", help="prefill anew what is in the cache already"
-    )
-    parser.add_argument(
-        "--pad", action="store_true", help="hide the length of pieces on the providers' routes"
-    )
-    parser.add_argument(
-        "--no-stand-in", action="store_true", help='refuse "model": "simulated" beside a model'
-    )
-    for name, metavar in (("--cors", "ORIGIN"), ("--api-key", "KEY"), ("--alias", "NAME")):
-        text = "may be repeated" + ("" if name == "--api-key" else "; * for any")
-        parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    parser = _argument_parser()
     args = parser.parse_args(arguments)
     if args.slow_client not in SLOW_CLIENT:
         parser.error(f"argument --slow-client: one of {', '.join(SLOW_CLIENT)}")
@@ -702,7 +729,8 @@ def main() -> int:
     try:
         listener = bind(args.host, args.port)
     except OSError as error:
-        print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
+        hint = " (--port 0 takes a free one)" if error.errno == errno.EADDRINUSE else ""
+        print(f"cannot serve on {args.host}:{args.port}: {error}{hint}", file=sys.stderr)
         return 1
     allowed = allow_connections(options.max_connections)
     if allowed < options.max_connections:
