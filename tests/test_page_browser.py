@@ -133,10 +133,17 @@ async def test_race(chromium: Any) -> None:
             assert own["first_token"] > 0
             assert 0 < marks["first_byte"] <= marks["first_text"] < marks["first_paint"], line
             assert marks["first_text"] <= marks["last_text"]
-        bars = await tab.do("[...document.querySelectorAll('.track')].map(track => track.title)")
+        titles = "[...document.querySelectorAll('.track')].map(track => track.title)"
+        bars = await tab.do(titles)
         assert len(bars) == 4
         assert all(len(re.findall(r"[0-9] m?s\b", bar)) == 4 for bar in bars), bars
         assert await tab.do("byId('bars').hidden") is False
+        # The next race's bars stand beside none of this one's.
+        await extra(tab, {"fail_after": 0})
+        await tab.do("() => lanes[3].start()")
+        await extra(tab, {})
+        await tab.do("() => lanes[1].start()")
+        assert len(await tab.do(titles)) == 3
 
 
 async def test_settings_are_what_is_asked_for(chromium: Any) -> None:
@@ -939,6 +946,28 @@ async def test_keys_and_announcements(chromium: Any) -> None:
         assert sum("output" in name for name in reached) >= 4
 
 
+async def test_focus_is_never_lost(chromium: Any) -> None:
+    """A button that goes away when it is pressed leaves the keyboard in its lane, or at "Start"."""
+    async with page(chromium) as (tab, _):
+        await extra(tab, ENDLESS)
+        await tab.do("() => { startRace(); }")
+        await has_text(tab, 1, 2, 3)
+        focused = "() => document.activeElement.ariaLabel || document.activeElement.id"
+        await tab.do("() => lanes[1].parts.halt.focus()")
+        await tab.page.keyboard.press("Enter")
+        await ended(tab, 1)
+        assert await tab.do(focused) == "Reply: SSE by fetch"
+        await tab.do("() => lanes[1].parts.again.focus()")
+        await tab.page.keyboard.press("Enter")
+        await has_text(tab, 1)
+        assert await tab.do(focused) == "Reply: SSE by fetch"
+        await tab.page.focus("#stop")
+        await tab.page.keyboard.press("Enter")
+        await ended(tab, 0, 1, 2, 3)
+        assert await tab.do(focused) == "start"
+        assert await tab.do("byId('stop').disabled")
+
+
 async def test_everything_has_a_name(chromium: Any) -> None:
     async with page(chromium) as (tab, _):
         nameless = await tab.do("""
@@ -946,6 +975,9 @@ async def test_everything_has_a_name(chromium: Any) -> None:
             .filter(e => !(e.labels?.length || e.textContent.trim() || e.ariaLabel))
             .map(e => e.outerHTML)""")
         assert nameless == []
+        assert await tab.do("lanes.map(lane => lane.root.ariaLabel)") == [
+            *LANES, "Markdown", "JSON, as a form"
+        ]  # fmt: skip
         assert await tab.do("byId('live').getAttribute('aria-live')") == "polite"
         assert await tab.do("document.querySelectorAll('[aria-live], [role=log]').length") == 1
         assert await tab.do("document.documentElement.lang") == "en"
@@ -968,6 +1000,26 @@ async def test_dark_narrow_and_calm(chromium: Any) -> None:
             await tab.until("lanes[1].run.firstText")
             clock = await tab.do("lanes[0].parts.clock.textContent")
             assert clock in ("0 ms", "500 ms") or clock.endswith((".00 s", ".50 s"))
+            # Whatever is written into it, the page is no wider than its window.
+            await tab.do("""() => {
+              const {run} = lanes[1], word = "x".repeat(500);
+              run.words = run.note = run.fresh = word;
+              lanes[1].draw();
+              chat.start();
+              chat.drawing.add(`# ${word}\\n\\n| ${word} | b |\\n|---|---|\\n\\n- ${word}`);
+              byId("verdict").textContent = word;
+            }""")
+            wide = """[...document.querySelectorAll("main *")].filter(node =>
+              node.getBoundingClientRect().right > 320 && !node.closest(".output *")).length"""
+            assert await tab.do(wide) == 0
             assert await tab.do("document.documentElement.scrollWidth") <= 320
+            await tab.page.emulate_media(forced_colors="active")
+            colour = "getComputedStyle(document.querySelector('.key .wire')).backgroundColor"
+            assert await tab.do(colour) == "rgb(240, 166, 75)"  # a bar is told by nothing else
+            await tab.page.emulate_media(media="print")
+            assert await tab.do("lanes[1].parts.output.scrollHeight") == await tab.do(
+                "lanes[1].parts.output.clientHeight"
+            )
+            await tab.page.emulate_media(media="screen")
             await tab.do("() => stopAll()")
-            await ended(tab, 0, 1, 2, 3)
+            await ended(tab, 0, 1, 2, 3, 4)
