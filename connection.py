@@ -143,6 +143,8 @@ class Exchange:
         self._transport = cast(asyncio.Transport, connection.writer.transport)
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._chunked = False
+        # How a part of a stream goes on the wire.
+        self.frame: Callable[[bytes], bytes] = bytes
         # Before the head an interim response is a harmless thing to write, but not to HTTP/1.0
         # (RFC 9110 section 15.2).
         self._probe = b"" if request.version < (1, 1) else http1.encode_head(102, ())
@@ -194,6 +196,7 @@ class Exchange:
         """
         if self.request.version >= (1, 1):
             self._chunked = True
+            self.frame = http1.encode_chunk
             fields = [*fields, ("Transfer-Encoding", "chunked")]
         else:
             # RFC 9112 section 6.3, rule 8: an HTTP/1.0 body may end with the connection.
@@ -208,10 +211,6 @@ class Exchange:
         a chunk of size zero would end the body)."""
         if data:
             self.write(self.frame(data))
-
-    def frame(self, data: bytes) -> bytes:
-        """How a part of this stream goes on the wire."""
-        return http1.encode_chunk(data) if self._chunked else data
 
     def finish(self) -> None:
         """End a stream: the last chunk, or the end of the connection."""

@@ -163,6 +163,24 @@ class Numbered(Enum):
     ALL = auto()
 
 
+class Teller:
+    """Takes a reply's pieces, and puts each where it is told as an event."""
+
+    __slots__ = ("_entry", "_event", "_numbered", "_put")
+
+    def __init__(self, entry: Entry, events: Events, outlet: Outlet, numbered: bool) -> None:
+        self._entry = entry
+        self._event = events.piece
+        self._put = outlet.put
+        self._numbered = numbered
+
+    def take(self, piece: str) -> bool:
+        """Tell a piece the moment that it is there."""
+        entry = self._entry
+        entry.told += 1
+        return self._put(self._event(piece, entry.last_id if self._numbered else None))
+
+
 class Delivery:
     """The handlers of everything that generates, over one engine."""
 
@@ -282,19 +300,14 @@ class Delivery:
         Before the one after the end is put, `outlet.ready` is still to be awaited.
         """
         generation = entry.generation
-        each = numbered is Numbered.ALL
-
-        def take(piece: str) -> bool:
-            entry.told += 1
-            return outlet.put(events.piece(piece, entry.last_id if each else None))
-
+        teller = Teller(entry, events, outlet, numbered is Numbered.ALL)
         if begin := events.begin():
             entry.told += 1
             outlet.put(begin)
             await outlet.ready()
         tell_end = functools.partial(events.end, generation)
         try:
-            await pour(self._pieces(generation, ask), take, outlet.ready)
+            await pour(self._pieces(generation, ask), teller.take, outlet.ready)
         except GenerationError as error:
             generation.filtered = isinstance(error, Filtered)
             tell_end = functools.partial(events.error, str(error), error.type)

@@ -105,6 +105,7 @@ Not here: when to send what (`delivery.py`). Read next: `pieces.py`.
 
 import json
 from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 import sse
@@ -125,7 +126,10 @@ def to_json(value: object) -> str:
 
 def _text_object(text: str) -> str:
     """`{"text": text}`, the one object that is written for each token."""
-    return f'{{"text": {to_json(text)}}}'
+    quoted = encode_basestring(text)  # what the encoder ends in, for a string
+    if not quoted.isascii():
+        quoted = quoted.translate(_LINE_ENDS_ELSEWHERE)
+    return f'{{"text": {quoted}}}'
 
 
 class Dialect(Protocol):
@@ -193,7 +197,10 @@ class Plain:
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: {"text": "Two"}`."""
-        return sse.encode(_text_object(text), id=id)
+        if id is not None:
+            return sse.encode(_text_object(text), id=id)
+        # As `sse.encode` has it for what is known to be one line, without looking for others.
+        return b"data: %b\n\n" % _text_object(text).encode()
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """The usage if it was asked for, then `[DONE]`.

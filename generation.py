@@ -251,7 +251,17 @@ class Generation:
         `logprobs` tells of the tokens that begin in `piece`.
         """
         if piece and self._take is not None:
-            self._hand(self._take, piece, logprobs)
+            # Straight to whoever pours: what goes wrong there is raised there.
+            if logprobs:
+                self._logprobs += logprobs
+            try:
+                if not self._take(piece):
+                    self._take = None
+                    self._wake_consumer(False)
+            except Exception as error:
+                self._take = None
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_exception(error)
         elif piece:
             self._pieces.append((piece, logprobs))
             self._wake_consumer(True)
@@ -262,18 +272,6 @@ class Generation:
                 # Not from here: what goes wrong in it must not cost the consumer its end.
                 asyncio.get_running_loop().call_soon(self.on_finish, self)
             self._wake_consumer(True)
-
-    def _hand(self, take: Take, piece: str, logprobs: Sequence[TokenLogprob]) -> None:
-        """Give a piece to whoever pours: what goes wrong there is raised there."""
-        self._logprobs += logprobs
-        try:
-            if take(piece):
-                return
-            self._wake_consumer(False)
-        except Exception as error:
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_exception(error)
-        self._take = None
 
     def _wake_consumer(self, result: bool) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -51,6 +51,8 @@ class ToClient:
     anyway: then the client is just waited for.
     """
 
+    __slots__ = ("_buffers", "_exchange", "_frame", "_generation", "_slow_client", "_write")
+
     def __init__(
         self,
         exchange: Exchange,
@@ -90,6 +92,8 @@ class Cut(Exception):
 
 class Faulty(ToClient):
     """Writes to one client, until a fault is due."""
+
+    __slots__ = ("_faults", "_held", "_number")
 
     def __init__(
         self,

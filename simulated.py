@@ -144,15 +144,15 @@ class SimulatedEngine:
 
 
 class Clock:
-    """Calls when it is time: all that is due in one tick by one wake-up of the event loop.
+    """Calls, with the time, when it is due: all of one tick by one wake-up of the event loop.
 
     So the words of many replies come together, like the tokens that one step of a model makes.
     """
 
     def __init__(self) -> None:
-        self._due: dict[int, list[Callable[[], None]]] = {}
+        self._due: dict[int, list[Callable[[float], None]]] = {}
 
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
+    def call_at(self, when: float, call: Callable[[float], None]) -> None:
         """Call in the first tick from then on."""
         tick = math.ceil(when * TICKS_PER_S - ROUNDING)
         due = self._due.get(tick)
@@ -162,12 +162,28 @@ class Clock:
         due.append(call)
 
     def _tick(self, tick: int) -> None:
+        now = time.monotonic()
         for call in self._due.pop(tick):
-            call()
+            call(now)
 
 
 class Schedule:
     """One reply's words and their times."""
+
+    __slots__ = (
+        "_delay_s",
+        "_draw",
+        "_due",
+        "_engine",
+        "_fail_after",
+        "_jitter_s",
+        "_loop",
+        "_on_clock",
+        "_params",
+        "_stall_after",
+        "_stops",
+        "generation",
+    )
 
     def __init__(
         self,
@@ -202,7 +218,7 @@ class Schedule:
         self._on_clock = True
         self._engine.clock.call_at(self._due, self._word)
 
-    def _word(self) -> None:
+    def _word(self, now: float) -> None:
         generation = self.generation
         number = generation.completion_tokens
         if generation.finish_reason is not None:
@@ -216,11 +232,14 @@ class Schedule:
             return
         if number == self._stall_after:
             return
-        word = SPACED[int(self._draw.random() * len(SPACED))]
-        piece = self._stops.add(word if number else word.strip().capitalize())
+        piece = SPACED[int(self._draw.random() * len(SPACED))]
+        if number == 0:
+            piece = piece.strip().capitalize()
+        if self._params.stop:
+            piece = self._stops.add(piece)
         generation.completion_tokens = number + 1
         timings = generation.timings
-        timings.last_token = time.monotonic() - generation.submitted
+        timings.last_token = now - generation.submitted
         if number == 0:
             timings.first_token = timings.last_token
         if self._stops.matched is not None:
@@ -237,7 +256,7 @@ class Schedule:
             self._loop.call_soon(self._end, "", "cancelled")
         elif not self.generation.paused and not self._on_clock:
             self._due = self._loop.time()
-            self._word()
+            self._word(time.monotonic())
 
     def _end(self, piece: str, finish_reason: str) -> None:
         if self.generation.finish_reason is None:
