@@ -206,7 +206,7 @@ class Parser:
                 self._type = ""
                 continue
             name, _, value = line.partition(": ")
-            if ":" in name:  # Nearly all write the space, but it is optional.
+            if name != "data" and ":" in name:  # The space is usual, but optional.
                 name, _, value = line.partition(":")
             if name == "data":
                 data.append(value)
