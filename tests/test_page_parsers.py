@@ -608,13 +608,15 @@ async def test_hostile_text_has_a_bound(tab: Tab, name: str) -> None:
         markdown.add(text.slice(at, at + size));
         longest = Math.max(longest, performance.now() - start);
       }
-      const shown = [root.scrollHeight, root.textContent.length];
+      const deep = root.querySelector("li ".repeat(21)) !== null;
+      const shown = [root.scrollHeight, root.textContent.length, deep];
       markdown.end();
       root.remove();
       return [longest, ...shown];
     }"""
     for size in (len(text) // 200 + 1, len(text)):
-        longest_ms, height, shown = await tab.do(script, [text, size])
+        longest_ms, height, shown, deep = await tab.do(script, [text, size])
         assert longest_ms < 5000  # far above what it takes
         assert height > 0
+        assert not deep
         assert shown > len(text.replace(" ", "")) / 4 or "lists" in name or "rule" in name
