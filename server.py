@@ -405,7 +405,10 @@ class Server:
             exchange.respond(200, page.content(), page.HTML, fields)
             return
         host = exchange.request.host
-        lines = [f"{' '.join(methods):10} {path}" for path, methods in self._routes.items()]
+        lines = []
+        for path, methods in self._routes.items():
+            one = "ID" if path.endswith("/") and path != "/" else ""
+            lines.append(f"{' '.join(methods):10} {path.replace('*', 'ID')}{one}")
         example = f'curl -N http://{host}/stream -d \'{{"prompt": "One, two,"}}\''
         self._tell(exchange, 200, "\n".join([*lines, "", example, ""]), TEXT)
 
