@@ -658,6 +658,28 @@ async def test_event_source_resumes_by_itself(chromium: Any, after: int) -> None
         assert sum("/stream" in address for address in tab.addresses) == 2
 
 
+async def test_what_comes_twice_is_shown_once(chromium: Any) -> None:
+    """From a server that begins anew whatever id it is told."""
+    async with page(chromium) as (tab, running):
+        words = ["One", " two", " three"]
+        events = ['retry: 1\nid: reply-a:0\nevent: begin\ndata: {"id": "reply-a"}\n\n']
+        events += [
+            f"id: reply-a:{number}\ndata: {json.dumps({'text': word})}\n\n"
+            for number, word in enumerate(words, 1)
+        ]
+        bodies = ["".join(events[:3]), "".join([*events, "data: [DONE]\n\n"])]
+
+        async def fulfill(route: Any) -> None:
+            await route.fulfill(body=bodies.pop(0), content_type="text/event-stream")
+
+        await tab.page.route("**/stream?*", fulfill)
+        await tab.do("() => lanes[2].start()")
+        told = await lane(tab, 2)
+        assert (told["state"], told["text"], told["shown"]) == ("done", *["One two three"] * 2)
+        assert bodies == []
+        assert len(running.server.entries) == 0
+
+
 FAULTS = [
     ({"fail_after": 4}, "failed: the simulated model failed, as asked"),
     ({"garbage_after": 4}, "interrupted: the connection was lost"),
