@@ -38,14 +38,17 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
-from tqdm import tqdm
-
 import client
 import figures
 import report
 from measures import Failure, Reply
 from report import Finding
 from weights import ModelError
+
+try:
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install -r requirements.txt (is the environment active?)")
 
 P = ParamSpec("P")
 T = TypeVar("T")
