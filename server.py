@@ -754,6 +754,10 @@ def main() -> int:
         # Each open stream is some hundred objects that live long, and are looked through whenever
         # so many new ones have been made: with thousands of streams every 700 is too often.
         gc.set_threshold(10_000, 20, 20)
+        # What was imported and loaded stays. With PyTorch it is 400,000 objects, and every look
+        # through all of them would stop the event loop for a fifth of a second.
+        gc.collect()
+        gc.freeze()
         try:
             asyncio.run(run(Server(engine, options), listener, tls))
         except OSError as error:
