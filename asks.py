@@ -68,8 +68,7 @@ def length(prompt: Prompt) -> int:
 _SAMPLING = tuple(f.name for f in fields(SamplingParams) if f.name != "logprobs")
 _DELIVERY = ("events", "usage", "flush_ms", "flush_tokens", "hold_back", "resume")
 _NATIVE = ("model", "prompt", "messages", *_SAMPLING, *_DELIVERY)
-# The one that is served, or the stand-in beside it.
-MODELS = ("default", "simulated")
+STAND_IN = "simulated"  # the model's name for the words on a schedule beside the one served
 # Of the faults on demand, those that a single JSON body can't have.
 FOR_STREAMS = ("garbage_after", "split_at")
 # Longer than this is not streaming any more.
@@ -159,15 +158,16 @@ def parse_native(
         _prompt(body),
         SamplingParams(**given),
         stream,
-        "",
-        choice(body, "events", ("plain", "named", "bare")),
-        flag(body, "usage"),
-        _milliseconds(body, "flush_ms"),
-        count(body, "flush_tokens", 1, MAX_FLUSH_TOKENS) if "flush_tokens" in body else None,
-        count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
-        flag(body, "resume"),
-        choice(body, "model", MODELS) == MODELS[1],
-        faults_in(body, fault_names),
+        events=choice(body, "events", ("plain", "named", "bare")),
+        usage=flag(body, "usage"),
+        flush_ms=_milliseconds(body, "flush_ms") if "flush_ms" in body else None,
+        flush_tokens=count(body, "flush_tokens", 1, MAX_FLUSH_TOKENS)
+        if "flush_tokens" in body
+        else None,
+        hold_back=count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
+        resume=flag(body, "resume"),
+        simulated=choice(body, "model", ("default", STAND_IN)) == STAND_IN,
+        faults=faults_in(body, fault_names),
     )
 
 
@@ -238,15 +238,10 @@ def count(body: Mapping[str, Any], name: str, low: int = 0, high: int = 10**9) -
     return value
 
 
-def _milliseconds(body: Mapping[str, Any], name: str) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value <= MAX_FLUSH_MS
-    ):
+def _milliseconds(body: Mapping[str, Any], name: str) -> float:
+    value = body[name]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= MAX_FLUSH_MS:
         raise BadRequest(f"{name} must be above 0 and at most {MAX_FLUSH_MS}", name)
     return float(value)
 

@@ -11,7 +11,7 @@ context bound, and is kept for a while after that. The response object is read f
 the first one says what was asked for, the last one all that came of it.
 
 OpenAI API reference: Background mode.
-Read next: `server.py`.
+Read next: `messages.py`.
 """
 
 import json

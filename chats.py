@@ -91,14 +91,6 @@ def part_text(part: object, where: str, kinds: tuple[str, ...] = ("text",)) -> s
     return text
 
 
-def text_field(body: Object, name: str, default: str = "") -> str:
-    """A field that is a string where it is given."""
-    value = body.get(name, default)
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a string", name)
-    return value
-
-
 @dataclass(frozen=True)
 class Tool:
     """A function that may be called: in our words, where its schema stands, and as it was given."""
@@ -123,7 +115,7 @@ def tool_of(given: Object, where: str, key: str, default: Object | None) -> Tool
     schema = schema_of(given, key, at) or default or ANY_OBJECT
     if schema.get("type", "object") != "object":  # arguments have names
         raise BadRequest(f"{at}.type must be object", f"{at}.type")
-    if not any(name in schema for name in SAYS_WHAT):
+    if not any(keyword in schema for keyword in SAYS_WHAT):
         schema = {"type": "object", **schema}
     return Tool(name, description or "", schema, at, given)
 

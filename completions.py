@@ -92,17 +92,27 @@ FILTERED = "content_filter"
 
 def told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[str, Any]:
     """What `stream_options` say of how to tell the reply, as fields of `Ask`."""
+    options = stream_options(body)
+    if body.get("stream_options") and not stream:
+        raise BadRequest("stream_options is for requests with stream", "stream_options")
+    return {
+        "usage": flag(options, "include_usage"),
+        "pad": asks_padding(options, served),
+        "faults": faults_in(body, served.fault_names),
+    }
+
+
+def stream_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of this name, empty where there is none."""
     options = body.get("stream_options", {})
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", "stream_options")
-    if options and not stream:
-        raise BadRequest("stream_options is for requests with stream", "stream_options")
-    options = without_nulls(options)
-    return {
-        "usage": flag(options, "include_usage"),
-        "pad": flag({"include_obfuscation": served.pad, **options}, "include_obfuscation"),
-        "faults": faults_in(body, served.fault_names),
-    }
+    return without_nulls(options)
+
+
+def asks_padding(options: Mapping[str, Any], served: Served) -> bool:
+    """Whether each event shall hide its piece's length: see `obfuscation`."""
+    return flag({"include_obfuscation": served.pad, **options}, "include_obfuscation")
 
 
 def sampling_of(
@@ -193,7 +203,8 @@ def openai_error(status: int, message: str, type: str, field: str | None) -> dic
     }
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     code: str | None = "invalid_api_key" if status == 401 else type
-    code = None if code in (kind, "not_found", "forbidden") else code
+    if code in (kind, "not_found", "forbidden"):  # which says no more than the type does
+        code = None
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
@@ -224,8 +235,8 @@ def obfuscation() -> str:
     return secrets.token_urlsafe(24)[: secrets.randbelow(32)]
 
 
-class Writer:
-    """What the chunks of both dialects have in common. `lead` names the reply."""
+class Chunks:
+    """What the events of both dialects have in common. `lead` names the reply."""
 
     kind: str
     prefix: str
@@ -286,7 +297,7 @@ def finish_reason(ask: Ask, generation: Generation) -> str:
 # Chat.
 
 
-class ChatWriter(Writer):
+class ChatChunks(Chunks):
     """The chunks of a chat completion."""
 
     kind = "chat.completion.chunk"
@@ -376,9 +387,9 @@ class Chat:
             **told_with(body, self._served, stream),
         )
 
-    def events(self, ask: Ask, generation: Generation) -> ChatWriter:
-        """The writer of one streamed reply."""
-        return ChatWriter(self._served, ask, generation)
+    def events(self, ask: Ask, generation: Generation) -> ChatChunks:
+        """What tells one streamed reply."""
+        return ChatChunks(self._served, ask, generation)
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
         """A whole chat completion."""

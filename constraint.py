@@ -61,7 +61,7 @@ Ids = npt.NDArray[np.intp]
 # to end what one token may begin, an object with all that it must have, takes fewer ids than that.
 REACH = 256
 # What is tried first on the way out, in this order; in a string only its end.
-_CLOSING = tuple(b'}]":0ntf-,[{'[i : i + 1] for i in range(12))
+_CLOSING = tuple(bytes([byte]) for byte in b'}]":0ntf-,[{')
 
 # Compiled schemas that are kept; the largest take 8 MB each.
 KEPT_GRAMMARS = 16
@@ -69,19 +69,22 @@ KEPT_GRAMMARS = 16
 MAX_CHARACTERS = 100_000
 # An automaton that divides by n has n states, and 9999 took 30 ms each time it occurred.
 MAX_MULTIPLE_DIGITS = 3
-MAX_MESSAGE_CHARACTERS = 200
-MAX_DIGITS = 17
-
 # Checking that these exclude each other takes a millisecond a pair.
 MAX_PATTERN_PROPERTIES = 16
 # The parser keeps four items for each property that may come next, of 2,000 in all; and each of
 # them costs every step.
 MAX_OPTIONAL_PROPERTIES = 400
 
+# The longest run of digits in a reply: so many tell any double from all others.
+MAX_DIGITS = 17
+# So much of a schema's own words is repeated in an error.
+MAX_MESSAGE_CHARACTERS = 200
+
 # Where a schema holds further schemas: by name, in a list, or one.
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
+# What makes one value meet several schemas, and what takes an automaton: see `_check`.
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _AUTOMATA = ("pattern", "format", "multipleOf")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)

@@ -11,8 +11,8 @@ and the request's `events` field. For the reply "Two":
     frames   {"text": "Two"}                ... {"done": true, ...}     (WebSocket messages)
 
 With `usage` asked for, plain and bare send one more event before `[DONE]`. An error is
-`event: error` and nothing after it, so it can't be taken for an end. The writer of a stream has
-four methods, each returning what to write: `begin`, `piece`, `end`, `error`.
+`event: error` and nothing after it, so it can't be taken for an end. A stream is told by an
+`Events`, whose four methods return what to write: `begin`, `piece`, `end`, `error`.
 
 The providers' dialects say the same in more words, each in a file of its own:
 
@@ -109,11 +109,10 @@ from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 import sse
-from asks import MODELS, Ask, parse_native
+from asks import STAND_IN, Ask, parse_native
 from generation import Generation
 
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
 
@@ -145,7 +144,7 @@ class Dialect(Protocol):
         """Check a request; `BadRequest` names the field."""
 
     def events(self, ask: Ask, generation: Generation) -> "Events":
-        """The writer of one streamed reply."""
+        """What tells one streamed reply."""
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
         """A whole reply."""
@@ -260,7 +259,7 @@ class Native:
 
     def parse(self, body: Mapping[str, Any]) -> Ask:
         """Check a request; unknown fields are refused."""
-        stand_in = body.get("model") == MODELS[1]
+        stand_in = body.get("model") == STAND_IN
         names = self._stand_in_names if stand_in else self._fault_names
         return parse_native(body, names, stream=self._stream)
 

@@ -31,7 +31,7 @@ from chats import refuse
 from completions import (
     COMMENT,
     UNSUPPORTED,
-    Writer,
+    Chunks,
     finish_reason,
     openai_error,
     sampling_of,
@@ -71,7 +71,7 @@ def _is_ids(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(id) is int for id in prompt)
 
 
-class TextWriter(Writer):
+class TextChunks(Chunks):
     """The chunks of one choice; those of several share the id of the first, `lead`."""
 
     kind = "text_completion"
@@ -101,7 +101,7 @@ class TextWriter(Writer):
         return self._text(text)
 
     def closing(self, generations: Sequence[Generation]) -> bytes:
-        """As of every writer; where there are several, the last end is not each one's own."""
+        """As of every reply; of several told together, `closing_all` closes the stream once."""
         return super().closing(generations) if self._alone else b""
 
     def closing_all(self, generations: Sequence[Generation]) -> bytes:
@@ -168,9 +168,9 @@ class Text:
             **told_with(body, self.served, stream),
         )
 
-    def events(self, ask: Ask, generation: Generation) -> TextWriter:
-        """The writer of one streamed reply."""
-        return TextWriter(self.served, ask, generation)
+    def events(self, ask: Ask, generation: Generation) -> TextChunks:
+        """What tells one streamed reply."""
+        return TextChunks(self.served, ask, generation)
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
         """A whole reply."""
@@ -249,14 +249,14 @@ class Several:
         self, exchange: Exchange, asks: Sequence[Ask], entries: Sequence[Entry]
     ) -> None:
         lead = entries[0].generation
-        writers = [
-            TextWriter(self._dialect.served, ask, entry.generation, lead, index)
+        chunks = [
+            TextChunks(self._dialect.served, ask, entry.generation, lead, index)
             for index, (ask, entry) in enumerate(zip(asks, entries, strict=True))
         ]
-        self._delivery.start(exchange, lead, writers[0].heartbeat)
+        self._delivery.start(exchange, lead, chunks[0].heartbeat)
         self._delivery.watch(exchange, *entries)
         outlet = self._delivery.outlet(exchange, exchange, None, asks[0].faults)
-        telling = self._side_by_side(asks, entries, writers, outlet)
+        telling = self._side_by_side(asks, entries, chunks, outlet)
         if await self._delivery.write(exchange, outlet, telling):
             exchange.finish()
 
@@ -264,18 +264,18 @@ class Several:
         self,
         asks: Sequence[Ask],
         entries: Sequence[Entry],
-        writers: Sequence[TextWriter],
+        chunks: Sequence[TextChunks],
         outlet: Outlet,
     ) -> None:
         """Tell all replies as they come, until all have ended or one has failed."""
         until_failure = UntilFailure(outlet)
 
-        async def tell(ask: Ask, entry: Entry, writer: TextWriter) -> None:
-            await self._delivery.tell(entry, ask, writer, until_failure)
+        async def tell(ask: Ask, entry: Entry, events: TextChunks) -> None:
+            await self._delivery.tell(entry, ask, events, until_failure)
             until_failure.failed |= not _is_whole(entry.generation)
 
         tasks = {
-            asyncio.create_task(tell(*each)) for each in zip(asks, entries, writers, strict=True)
+            asyncio.create_task(tell(*each)) for each in zip(asks, entries, chunks, strict=True)
         }
         waiting = tasks
         try:
@@ -288,7 +288,7 @@ class Several:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not until_failure.failed:
-            outlet.put(writers[0].closing_all([entry.generation for entry in entries]))
+            outlet.put(chunks[0].closing_all([entry.generation for entry in entries]))
 
 
 class UntilFailure:

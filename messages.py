@@ -19,7 +19,7 @@ Not here: images, documents and thinking, server tools, prompt caching: refused 
 `cache_control`, which asks for nothing that a reader could see.
 
 Anthropic API reference: Messages, Streaming messages, Errors.
-Read next: `delivery.py`.
+Read next: `outbound.py`.
 """
 
 import json
@@ -96,7 +96,7 @@ class Messages:
             raise BadRequest("max_tokens is required", "max_tokens")
         body["max_tokens"] = self._served.max_tokens(body["max_tokens"])
         refuse(body, UNSUPPORTED)
-        tool = chosen_tool(given_tools(body, _tool), *_choice(body))
+        tool = chosen_tool(given_tools(body, _tool), *_tool_choice(body))
         chat = _chat(body)
         schema = _schema(body)
         if schema is not None and chat[-1]["role"] == "assistant":
@@ -120,10 +120,10 @@ class Messages:
         body = without_nulls(body)
         self._served.model(body)
         refuse(body, UNSUPPORTED)
-        return calling(_chat(body), chosen_tool(given_tools(body, _tool), *_choice(body)))
+        return calling(_chat(body), chosen_tool(given_tools(body, _tool), *_tool_choice(body)))
 
     def events(self, ask: Ask, generation: Generation) -> "MessageEvents":
-        """The writer of one streamed reply."""
+        """What tells one streamed reply."""
         return MessageEvents(ask, generation)
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     return tool_of(tool, where, "input_schema", None)
 
 
-def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
+def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
     """The kind of tool choice in the words of `chosen_tool`, and the tool's name."""
     match body.get("tool_choice", {"type": "auto"}):
         case {"type": "auto" | "none" as kind}:

@@ -9,7 +9,7 @@ One model is served, by the name that `/health` tells; "default" is another name
 calls the model what its request did.
 
 OpenAI API reference: Models. Anthropic API reference: Models.
-Read next: `completions.py`.
+Read next: `chats.py`, what their requests have in common.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ Not here: images, files and audio, built-in tools, reasoning, conversations that
 remembers (send the turns again): refused by name.
 
 OpenAI API reference: Responses, Streaming events, Background mode.
-Read next: `messages.py`.
+Read next: `background.py`.
 """
 
 import itertools
@@ -53,7 +53,7 @@ from chats import (
     text_of,
     tool_of,
 )
-from completions import COMMENT, obfuscation, openai_error
+from completions import COMMENT, asks_padding, obfuscation, openai_error, stream_options
 from dialects import to_json
 from generation import BadRequest, Generation, SamplingParams
 from models import Served
@@ -117,7 +117,7 @@ class Responses:
         if background and body.get("store") is False:
             raise BadRequest("a reply in the background has to be stored", "store")
         tools = given_tools(body, _tool)
-        tool = chosen_tool(tools, *_choice(body))
+        tool = chosen_tool(tools, *_tool_choice(body))
         format = format_schema(_format(body), "text.format", FORMAT_SCHEMA)
         schema = tool.schema if tool else format
         tokens = self._served.max_tokens(body.get("max_output_tokens"))
@@ -127,7 +127,7 @@ class Responses:
             params,
             flag(body, "stream"),
             self._served.model(body),
-            pad=self._pad(body),
+            pad=asks_padding(stream_options(body), self._served),
             faults=faults_in(body, self._served.fault_names),
             tool=tool.name if tool else None,
             schema_field=tool.where if tool else FORMAT_SCHEMA,
@@ -136,14 +136,8 @@ class Responses:
             repeated=_repeated(body, params, tools),
         )
 
-    def _pad(self, body: Mapping[str, Any]) -> bool:
-        options = body.get("stream_options", {})
-        if not isinstance(options, dict):
-            raise BadRequest("stream_options must be an object", "stream_options")
-        return flag({"include_obfuscation": self._served.pad, **options}, "include_obfuscation")
-
     def events(self, ask: Ask, generation: Generation) -> "ResponseEvents":
-        """The writer of one streamed reply."""
+        """What tells one streamed reply."""
         return ResponseEvents(ask, generation)
 
     def body(self, ask: Ask, generation: Generation, text: str) -> dict[str, Any]:
@@ -249,7 +243,7 @@ class ResponseEvents:
 
     def __init__(self, ask: Ask, generation: Generation) -> None:
         self._pad = ask.pad
-        self._is_call = ask.tool is not None
+        self._tool = ask.tool  # whose arguments the reply is; None: it is a text
         self._object = ResponseObject(ask, generation)
         self._numbers = itertools.count()
         self._pieces: list[str] = []
@@ -263,7 +257,7 @@ class ResponseEvents:
             + self._event("response.in_progress", response=begun)
             + self._event("response.output_item.added", output_index=0, item=item)
         )
-        if self._is_call:
+        if self._tool:
             return events
         return events + self._in_item("content_part.added", content_index=0, part=text_part(""))
 
@@ -271,7 +265,7 @@ class ResponseEvents:
         """A delta."""
         self._pieces.append(text)
         pad = {"obfuscation": obfuscation()} if self._pad else {}
-        if self._is_call:
+        if self._tool:
             return self._in_item("function_call_arguments.delta", delta=text, **pad)
         return self._in_item("output_text.delta", content_index=0, delta=text, logprobs=[], **pad)
 
@@ -297,7 +291,7 @@ class ResponseEvents:
         name = "completed" if response["status"] == "completed" else "incomplete"
         item = response["output"][0]
         return (
-            (self._call_done() if self._is_call else self._text_done())
+            (self._call_done() if self._tool else self._text_done())
             + self._event("response.output_item.done", output_index=0, item=item)
             + self._event(f"response.{name}", response=response)
         )
@@ -308,8 +302,8 @@ class ResponseEvents:
         return done + self._in_item("content_part.done", content_index=0, part=text_part(text))
 
     def _call_done(self) -> bytes:
-        name = self._object.item("completed", None)["name"]
-        return self._in_item("function_call_arguments.done", name=name, arguments=self._text)
+        type, arguments = "function_call_arguments.done", self._text
+        return self._in_item(type, name=self._tool, arguments=arguments)
 
     def _in_item(self, type: str, **fields: Any) -> bytes:
         item_id = self._object.item_id
@@ -363,7 +357,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     return tool_of(tool, where, "parameters", ANY_OBJECT)
 
 
-def _choice(body: Mapping[str, Any]) -> tuple[str, object]:
+def _tool_choice(body: Mapping[str, Any]) -> tuple[str, object]:
     """The kind of tool choice in the words of `chosen_tool`, and the function's name."""
     match body.get("tool_choice", "auto"):
         case "auto" | "none" | "required" as kind:

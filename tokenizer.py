@@ -39,12 +39,7 @@ GUARD = "\ud800"
 
 
 class ChatTokenizer:
-    """The tokenizer and the chat template: prompts to ids, ids to text, in any thread.
-
-    Only the template writes special tokens such as `<|im_end|>`. Where a client's text spells one,
-    in a message or a plain prompt, it is encoded as the characters it is made of: no message can
-    end itself and go on in another role.
-    """
+    """The tokenizer and the chat template: prompts to ids, ids to text, in any thread."""
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.is_fast:

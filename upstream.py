@@ -33,16 +33,18 @@ lost may be running all the same, and the client knows best whether that matters
 Foreign habits that are taken: no first chunk with a role, `content: null`, `choices: []`, usage in
 every chunk, comments, every line end, no `[DONE]`, a whole JSON body instead of a stream, content
 in parts, other choices beside ours. Reasoning (`reasoning_content`) is not part of the reply; its
-tokens are part of the usage. Without usage from upstream the counts stay 0: an event may hold
-several tokens, so events are not counted for them.
+tokens are part of the usage.
+
 Usage comes last, so that the prompt's tokens are known at the end and not before: Anthropic's
-`message_start` says 0, and its `message_delta` what is right, which their SDKs take over.
+`message_start` says 0, and its `message_delta` what is right, which their SDKs take over. Without
+usage from upstream the counts stay 0: an event may hold several tokens, so events are not counted.
 
 A client may ask for any model that upstream lists; what it calls "default" is `--upstream-model`,
 or the first of the list.
 
 RFC 9110 sections 15.6.3 and 15.6.5 (gateway errors). Not here: connections (`outbound.py`), the
-choice among several upstream servers (a balancer's task), a tokenizer. Read next: `dialects.py`.
+choice among several upstream servers (a balancer's task), a tokenizer. This is the last file of
+the tour.
 """
 
 import asyncio
@@ -66,6 +68,7 @@ from generation import (
     QueueFull,
     SamplingParams,
 )
+from models import UNKNOWN
 from outbound import Answer, Outbound, parse_json
 
 log = logging.getLogger("upstream")
@@ -77,7 +80,7 @@ LIST_S = 5.0
 LINGER_S = 5.0
 MAX_EVENT_BYTES = 1024 * 1024
 # So much of an upstream server's words is shown.
-MAX_WORDS = 500
+MAX_MESSAGE_CHARACTERS = 500
 # No reply has more; what a broken server counts must not break our own sums.
 MAX_TOKENS = 2**53
 
@@ -94,8 +97,8 @@ FINISH_REASONS = {
     "content_filter": "filtered",
 }
 
-
-KNOWN = {
+# What its other refusals mean to a client, who is not to see its words.
+SAFE_WORDS = {
     401: "the upstream server refused this server's key",
     403: "the upstream server refused this server's key",
     404: "the upstream server does not know the address or the model",
@@ -131,7 +134,7 @@ class UpstreamEngine:
 
     failure: str | None = None
     cache_bytes = 0  # the cache is elsewhere
-    context = 1_000_000  # unknown here: upstream refuses what is too long
+    context = UNKNOWN  # upstream refuses what is too long
 
     def __init__(
         self,
@@ -436,7 +439,7 @@ def _failure(status: int, words: str, fields: http1.Fields = NO_FIELDS) -> Upstr
     if 300 <= status < 400:
         return UpstreamError("the upstream server is elsewhere: it redirects")
     return UpstreamError(
-        KNOWN.get(status, "the upstream server failed"), 504 if status == 504 else 502
+        SAFE_WORDS.get(status, "the upstream server failed"), 504 if status == 504 else 502
     )
 
 
@@ -449,7 +452,7 @@ def _error(body: Any) -> tuple[int, str]:
     if not isinstance(error, dict):
         error = {"message": error}
     code, words = error.get("code"), error.get("message") or error.get("detail")
-    words = _on_the_wire(words[:MAX_WORDS]) if isinstance(words, str) else ""
+    words = _on_the_wire(words[:MAX_MESSAGE_CHARACTERS]) if isinstance(words, str) else ""
     return code if isinstance(code, int) else 500, words
 
 
