@@ -382,6 +382,13 @@ def _argument_parser() -> argparse.ArgumentParser:
         usage="%(prog)s [URL] [PROMPT] [FLAG ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_request(parser)
+    _add_reading(parser)
+    _add_plan(parser)
+    return parser
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", nargs="?", metavar="URL", help=f"http, https, ws or wss (default {DEFAULT_URL})")
     add(
@@ -424,6 +431,8 @@ def _argument_parser() -> argparse.ArgumentParser:
     add("--insecure", action="store_true", help="accept any certificate")
     add("--timeout", type=float, default=600.0, metavar="S", help="for a reply (%(default)g s)")
 
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how to read the reply").add_argument
     add(
         "--mode",
@@ -437,6 +446,8 @@ def _argument_parser() -> argparse.ArgumentParser:
         help="where an event has its text (default: as its shape says)",
     )
 
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how often").add_argument
     add("-n", type=int, default=1, metavar="N", help="so many requests (%(default)s)")
     add("--concurrency", type=int, metavar="N", help="so many at once (1)")
@@ -459,7 +470,6 @@ def _argument_parser() -> argparse.ArgumentParser:
     add("--leave-at", type=float, metavar="S", help="leave after S seconds")
     add("--leave", choices=("close", "reset", "half-close"), default="close", help="how to leave")
     add("--stop-after", type=int, metavar="N", help="say stop on a WebSocket after N pieces")
-    return parser  # fmt: skip
 
 
 if __name__ == "__main__":

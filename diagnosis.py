@@ -206,7 +206,8 @@ def _pacing(reply: Reply) -> list[Finding]:
     parts = _parts(events) if reply.mode is Mode.TEXT else events
     bursts = bursts_of(parts)
     # Where blocks are seen in the bytes, two events in each are as good a proof as five.
-    for fewest in (PACKED_EVENTS, 2) if whole_blocks(burst_sizes(reply)) else (PACKED_EVENTS,):
+    proofs = [PACKED_EVENTS, 2] if whole_blocks(burst_sizes(reply)) else [PACKED_EVENTS]
+    for fewest in proofs:
         packed = [burst for burst in bursts if burst.packed(fewest)]
         if len(parts) >= FEWEST_EVENTS and _is_kept(bursts, packed):
             return [_kept(reply, len(parts), bursts, packed)]

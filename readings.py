@@ -1,4 +1,4 @@
-"""What an event says, read as a client: text, reasoning, end, error, usage, in eight dialects.
+"""What an event says, read as a client: text, reasoning, end, error, usage, in nine dialects.
 
 The same word "Two", as the streams of the field carry it:
 
@@ -90,17 +90,18 @@ def read_native(event_type: str, data: str) -> Meaning:
 
 def read_openai(event_type: str, data: str) -> Meaning:
     """Return the meaning of a chunk of OpenAI's chat completions; of several choices the first."""
-    return _read_choices(data, "delta", _read_delta)
+    return _read_choices(data, lambda choice: _read_delta(_object(choice, "delta") or {}, data))
 
 
 def read_completions(event_type: str, data: str) -> Meaning:
     """Return the meaning of a chunk of OpenAI's (older) completions."""
-    return _read_choices(data, "choice", lambda choice, data: (_text(choice, "text", data), ""))
+    return _read_choices(data, lambda choice: (_text(choice, "text", data), ""))
 
 
 def _read_choices(
-    data: str, member: str, told: Callable[[Mapping[str, Any], str], tuple[str, str]]
+    data: str, read_choice: Callable[[Mapping[str, Any]], tuple[str, str]]
 ) -> Meaning:
+    """Return a chunk's meaning; `read_choice` finds text and reasoning in its choice."""
     if data == DONE:
         return THE_END
     record = _parse_object(data)
@@ -111,7 +112,7 @@ def _read_choices(
     choice = choices[0] if isinstance(choices, list) and choices else {}
     if not isinstance(choice, dict) or choice.get("index") not in (None, 0):
         return Meaning(usage=_object(record, "usage"))
-    text, reasoning = told(choice if member == "choice" else _object(choice, member) or {}, data)
+    text, reasoning = read_choice(choice)
     return Meaning(
         text=text,
         reasoning=reasoning,
@@ -321,8 +322,12 @@ def _choices_body(record: Mapping[str, Any], data: str) -> Meaning:
     choice = choices[0]
     message = _object(choice, "message")
     text, reasoning = _read_delta(message, data) if message else (_text(choice, "text", data), "")
-    return Meaning(text, reasoning, True, None, _string(choice, "finish_reason"),
-                   _object(record, "usage"))  # fmt: skip
+    return Meaning(
+        text=text,
+        reasoning=reasoning,
+        finish_reason=_string(choice, "finish_reason"),
+        usage=_object(record, "usage"),
+    )
 
 
 def _blocks_body(record: Mapping[str, Any], data: str) -> Meaning:
@@ -338,7 +343,12 @@ def _blocks_body(record: Mapping[str, Any], data: str) -> Meaning:
                 texts.append(_string(part, "text") or "")
                 thoughts.append(_string(part, "thinking") or _string(part, "arguments") or "")
     why = _string(record, "stop_reason") or _string(record, "status")
-    return Meaning("".join(texts), "".join(thoughts), True, None, why, _object(record, "usage"))
+    return Meaning(
+        text="".join(texts),
+        reasoning="".join(thoughts),
+        finish_reason=why,
+        usage=_object(record, "usage"),
+    )
 
 
 _BODIES: dict[str, Callable[[Mapping[str, Any], str], Meaning]] = {

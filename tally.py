@@ -15,6 +15,7 @@ one). Read next: `runs.py`.
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import diagnosis
@@ -54,7 +55,7 @@ class Tally:
     def __init__(self, url: str) -> None:
         self.url = url
         self.samples = {name: array("d") for name in (*DATES, GAPS, *COUNTS)}
-        self.lateness = array("d")
+        self.dating_errors = array("d")
         self.failures: Counter[Failure] = Counter()
         self.words: dict[Failure, str] = {}  # of the first failure of a category
         self.kinds: list[list[Kind]] = []
@@ -74,7 +75,7 @@ class Tally:
         self.kinds.append([finding.kind for finding in found])
         for finding in found:
             self.examples.setdefault(finding.kind, finding)
-        self.lateness.extend(a.late for a in reply.arrivals if a.late is not None)
+        self.dating_errors.extend(a.late for a in reply.arrivals if a.late is not None)
         if reply.failure is not None:
             self.failures[reply.failure] += 1
             self.words.setdefault(reply.failure, reply.error or "")
@@ -106,11 +107,13 @@ def reply_table(reply: Reply) -> str:
     size, token, gap = reply.received, reply.time_per_output_token(), reply.gaps()
     ranks = {"p50": gap.p50, "p95": gap.p95, "p99": gap.p99, "max": gap.max}
     gap_words = ", ".join(f"{name} {ms(value)}" for name, value in ranks.items())
+    generated = [("first generated", f"{ms(reply.first_generated)} (reasoning)")]
     rows = [
         ("reply", f"failed: {reply.failure}: {reply.error}" if reply.failure else "complete"),
         ("response", _response_words(reply)),
         ("connect", "reused" if reply.connect is None else ms(reply.connect)),
         ("first byte", ms(reply.first_byte)),
+        *(generated if reply.first_generated != reply.first_text else []),
         ("first text", ms(reply.first_text)),
         ("last text", ms(reply.last_text)),
         ("end marker", ms(reply.end)),
@@ -125,11 +128,9 @@ def reply_table(reply: Reply) -> str:
         ("bytes sent", str(reply.sent)),
         ("finish reason", printable(reply.finish_reason or "n/a")),
     ]
-    if reply.first_generated != reply.first_text:
-        rows.insert(4, ("first generated", f"{ms(reply.first_generated)} (reasoning)"))
     if size.unparsed:
         rows.append(("bytes left unparsed", str(size.unparsed)))
-    rows.append(("error of the dates", lateness_words(_lateness(reply))))
+    rows.append(("error of the dates", dating_error_words(_dating_error(reply))))
     return _aligned(rows)
 
 
@@ -146,11 +147,11 @@ def _token_words(reply: Reply) -> str:
     return f"not told; {len(reply.pieces)} text events"
 
 
-def _lateness(reply: Reply) -> Spread:
+def _dating_error(reply: Reply) -> Spread:
     return measures.spread(a.late for a in reply.arrivals if a.late is not None)
 
 
-def lateness_words(spread: Spread) -> str:
+def dating_error_words(spread: Spread) -> str:
     """Say how late reads were dated, as far as the kernel tells."""
     if not spread.n:
         return "not known: the kernel dates no reads here"
@@ -161,9 +162,11 @@ def tally_table(tally: Tally) -> str:
     """Return the measures of many replies as a table of percentiles."""
     lines = [f"{tally.url}", f"{'':<22}{'n':>8}{'p50':>12}{'p95':>12}{'p99':>12}{'max':>12}"]
     generated = tally.samples["first generated"] != tally.samples["first text"]
-    for name in (*list(DATES)[:5], GAPS, *list(DATES)[5:]):
+    for name in DATES:
         if name != "first generated" or generated:
             lines.append(_percentiles(name, tally.spread(name), ms))
+        if name == "time per output token":  # gaps tell its spread
+            lines.append(_percentiles(GAPS, tally.spread(GAPS), ms))
     lines += [
         _percentiles(
             name, tally.spread(name), lambda value: "n/a" if value is None else f"{value:,.0f}"
@@ -180,7 +183,7 @@ def tally_table(tally: Tally) -> str:
     ]
     if tally.counted_events:
         rows.append(("tokens", "not told by every reply; its text events stand for them"))
-    rows.append(("error of the dates", lateness_words(measures.spread(tally.lateness))))
+    rows.append(("error of the dates", dating_error_words(measures.spread(tally.dating_errors))))
     return "\n".join([*lines, _aligned(rows)])
 
 
@@ -229,9 +232,9 @@ def reply_record(reply: Reply) -> dict[str, Any]:
         "mode": reply.mode,
         "dialect": reply.dialect,
         "content_coding": reply.coding,
-        **{f"{name.replace(' ', '_')}_s": measure(reply) for name, measure in DATES.items()},
+        **{_key(name, "_s"): measure(reply) for name, measure in DATES.items()},
         "time_per_output_token_counted_by": token.counted,
-        "inter_event_gaps_s": _spread_record(gap),
+        "inter_event_gaps_s": asdict(gap),
         "bytes": {
             "received": size.total,
             "head": size.head,
@@ -246,19 +249,19 @@ def reply_record(reply: Reply) -> dict[str, Any]:
         "text_events": len(reply.pieces),
         "comments": reply.comments,
         "pings": reply.pings,
-        "dating_error_s": _spread_record(_lateness(reply)),
+        "dating_error_s": asdict(_dating_error(reply)),
         "tokens": reply.completion_tokens,
         "usage": reply.usage,
         "finish_reason": reply.finish_reason,
         "timings": reply.timings,
-        "diagnosis": [_finding_record(finding) for finding in found],
+        "diagnosis": [asdict(finding) for finding in found],
     }
 
 
 def tally_record(tally: Tally) -> dict[str, Any]:
     """Return the measures of many replies; times in seconds."""
-    names = {name: f"{name.replace(' ', '_').replace('-', '_')}_s" for name in (*DATES, GAPS)}
-    names |= {name: name.replace(" ", "_") for name in COUNTS}
+    names = {name: _key(name, "_s") for name in (*DATES, GAPS)}
+    names |= {name: _key(name) for name in COUNTS}
     counts = Counter(kind for found in tally.kinds for kind in found)
     return {
         "url": tally.url,
@@ -266,26 +269,16 @@ def tally_record(tally: Tally) -> dict[str, Any]:
         "complete": tally.complete,
         "finish_reasons": dict(tally.ends),
         "failures": {str(failure): count for failure, count in tally.failures.items()},
-        "percentiles": {key: _spread_record(tally.spread(name)) for name, key in names.items()},
+        "percentiles": {key: asdict(tally.spread(name)) for name, key in names.items()},
         "tokens_counted_by": "events" if tally.counted_events else "usage",
-        "dating_error_s": _spread_record(measures.spread(tally.lateness)),
+        "dating_error_s": asdict(measures.spread(tally.dating_errors)),
         "verdict": tally.verdict,
         "diagnosis": [
-            _finding_record(tally.examples[kind]) | {"replies": count}
+            asdict(tally.examples[kind]) | {"replies": count}
             for kind, count in counts.most_common()
         ],
     }
 
 
-def _finding_record(finding: Finding) -> dict[str, Any]:
-    return {"kind": finding.kind, "words": finding.words, "evidence": finding.evidence}
-
-
-def _spread_record(spread: Spread) -> dict[str, Any]:
-    return {
-        "n": spread.n,
-        "p50": spread.p50,
-        "p95": spread.p95,
-        "p99": spread.p99,
-        "max": spread.max,
-    }
+def _key(name: str, unit: str = "") -> str:
+    return name.replace(" ", "_").replace("-", "_") + unit
