@@ -13,7 +13,8 @@ are idle when not asked, and only one is asked at a time, so they take no time f
 
 An experiment is a function from a `Bench` to a `Finding`, registered by `@experiment("name")`.
 
-Not here: what is asked and what is made of the answers (`experiments.py`, to be read next).
+Not here: what is asked and what is made of the answers (`experiments.py`). Read next:
+`workload.py`.
 """
 
 import argparse
@@ -68,6 +69,9 @@ POLL_S = 0.01
 
 DEFAULT_OPTIONS = client.Options()
 
+# As the flags of `server.py` have them.
+DEFAULT_FLAGS = {"model": "default", "device": "auto", "dtype": "auto"}
+
 Experiment = Callable[["Bench"], Awaitable[Finding]]
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -94,7 +98,7 @@ class Bench:
     """
 
     def __init__(self, flags: Mapping[str, str] | None = None, *, quiet: bool = False) -> None:
-        self.flags = {"model": "default", "device": "auto", "dtype": "auto"} | dict(flags or {})
+        self.flags = DEFAULT_FLAGS | dict(flags or {})
         self.model = self.flags["model"]  # the server tells what that is
         self._quiet = quiet
         self._urls: dict[tuple[str, ...], str] = {}
@@ -357,8 +361,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
-    flags = {name: getattr(args, name) for name in ("model", "device", "dtype")}
-    changed = [f" --{n} {value}" for n, value in flags.items() if value != Bench().flags[n]]
+    flags = {name: getattr(args, name) for name in DEFAULT_FLAGS}
+    changed = [f" --{n} {value}" for n, value in flags.items() if value != DEFAULT_FLAGS[n]]
     failures = 0
     async with Bench(flags) as bench:
         for name in args.names or EXPERIMENTS:
@@ -416,9 +420,8 @@ def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which (default: all)")
     add("--list", action="store_true", help="say which there are")
-    add("--model", default="default", help="as for server.py (%(default)s)")
-    add("--device", default="auto", help="as for server.py (%(default)s)")
-    add("--dtype", default="auto", help="as for server.py (%(default)s)")
+    for name, value in DEFAULT_FLAGS.items():
+        add(f"--{name}", default=value, help="as for server.py (%(default)s)")
     add(
         "--report",
         type=Path,

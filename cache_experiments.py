@@ -98,26 +98,7 @@ async def kv(bench: Bench) -> Finding:
             " 2 TB/s; on a processor with few cores computing takes longer than reading.",
         ],
         name,
-        [
-            Curves(
-                "kv-steps",
-                "One decode step, by active rows and their length",
-                "active rows",
-                [
-                    Panel(
-                        "ms a step",
-                        {
-                            f"{context} tokens a row": [
-                                (active, step * 1000)
-                                for (active, length), step in steps.items()
-                                if length == context
-                            ]
-                            for context in STEP_CONTEXTS
-                        },
-                    )
-                ],
-            )
-        ],
+        [_step_curves(steps)],
         tables=[
             (
                 ["step of", "active rows", "tokens a row", "cache read", "a step", "published"],
@@ -159,6 +140,27 @@ def _computed_row(active: int, published: str) -> list[str]:
 def _step_cells(active: int, length: int, token: int, step: float) -> list[str]:
     read = f"{active * length * token / MIB:,.0f} MiB"
     return [str(active), f"{length:,}", read, milliseconds(step)]
+
+
+def _step_curves(steps: Mapping[tuple[int, int], float]) -> Curves:
+    return Curves(
+        "kv-steps",
+        "One decode step, by active rows and their length",
+        "active rows",
+        [
+            Panel(
+                "ms a step",
+                {
+                    f"{context} tokens a row": [
+                        (active, step * 1000)
+                        for (active, length), step in steps.items()
+                        if length == context
+                    ]
+                    for context in STEP_CONTEXTS
+                },
+            )
+        ],
+    )
 
 
 # In the model's own process

@@ -104,6 +104,9 @@ def _waited_for_a_core() -> float:
         return 0.0
 
 
+_make_engine = server.make_engine  # what `server.main` would call, were it not replaced below
+
+
 def make_engine(args: argparse.Namespace) -> AnyEngine:
     """Make the engine that `server.py` makes, around a model that dates its passes."""
     engine = _make_engine(args)
@@ -111,8 +114,6 @@ def make_engine(args: argparse.Namespace) -> AnyEngine:
         engine.model = DatedModel(engine.model)
     return engine
 
-
-_make_engine = server.make_engine
 
 if __name__ == "__main__":
     server.make_engine = make_engine

@@ -12,7 +12,7 @@ endpoints as their frameworks' users would write them.
 CPU time per event hardly minds what else the machine does, and its ratio to the bare loop's still
 less. Lateness minds very much: it is that of this machine in this minute, beside the bare loop's.
 
-Not here: the client (`drainer.py`). Read next: `load_experiments.py`.
+Not here: the client (`drainer.py`). Read next: `lateness_experiments.py`.
 """
 
 import argparse

@@ -41,6 +41,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import http1
+import measures
 import websocket
 
 WAYS = ("sse", "close", "ws")
@@ -225,6 +226,7 @@ class Drainer:
         late = [late for stream in streams for late in self._late(stream, opened, closed)]
         if closed - opened < lasts_s * LEAST or not late:
             raise TooShort(f"opening the streams took {opened - began:.1f} s, too much of it all")
+        ranks = measures.spread(late)
         return Drained(
             opened - began,
             closed - opened,
@@ -233,7 +235,7 @@ class Drainer:
             after - before,
             sum(stream.asked for stream in streams),
             sum(stream.whole for stream in streams),
-            (_rank(late, 50), _rank(late, 95), _rank(late, 99)),
+            (ranks.p50 or 0.0, ranks.p95 or 0.0, ranks.p99 or 0.0),
         )
 
     def _late(self, stream: Stream, since: float, until: float) -> Iterator[float]:
@@ -250,7 +252,7 @@ def _requests(way: str, host: str, events: int) -> tuple[bytes, bytes]:
     if way == "ws":
         fields = [("Host", host), *websocket.request_fields(websocket.new_key())]
         handshake = http1.encode_request("GET", "/ws", fields)
-        return handshake, websocket.encode_frame(1, content, mask=KEY)
+        return handshake, websocket.encode_frame(websocket.TEXT, content, mask=KEY)
     fields = [("Host", host), ("Content-Type", "application/json")]
     request = http1.encode_request("POST", "/stream", fields, content)
     if way == "close":
@@ -280,12 +282,6 @@ def _frames(data: bytes) -> tuple[int, bytes, bool]:
         count += data[at] == 0x81  # not a ping
         at = start + length
     return count, data[at:], False
-
-
-def _rank(values: list[float], percent: int) -> float:
-    """Return the nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def allow_files(count: int) -> str | None:

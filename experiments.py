@@ -245,7 +245,7 @@ OPENAI_EVENT = (
 @experiment("bytes")
 async def piece_bytes(bench: Bench) -> Finding:
     """One piece, "Two", three bytes of text, in four formats, without HTTP's own framing."""
-    frame = websocket.encode_frame(1, dialects.Frames().piece(PIECE).encode())  # 1: text
+    frame = websocket.encode_frame(websocket.TEXT, dialects.Frames().piece(PIECE).encode())
     formats = (
         ("server-sent event of this server", dialects.Plain().piece(PIECE), "23"),
         ("Anthropic content_block_delta", ANTHROPIC_EVENT.encode(), "118"),

@@ -100,16 +100,18 @@ async def batching(bench: Bench) -> Finding:
             " window holds a group's first token to its end, and those that come in it less.",
         ],
         "simulated",
-        [
-            Trade(
-                "batching",
-                "Several tokens in one event: bytes against time",
-                f"bytes on the wire, {GROUPED_WORDS} words",
-                "a token is held, on average, ms",
-                {name: (sizes[name], holds[name].average) for name, _ in GROUPINGS},
-                [["k = 1", "k = 4", "k = 8"], ["20 ms", "50 ms"]],
-            )
-        ],
+        [_batching_trade(sizes, holds)],
+    )
+
+
+def _batching_trade(sizes: Mapping[str, float], holds: Mapping[str, Hold]) -> Trade:
+    return Trade(
+        "batching",
+        "Several tokens in one event: bytes against time",
+        f"bytes on the wire, {GROUPED_WORDS} words",
+        "a token is held, on average, ms",
+        {name: (sizes[name], holds[name].average) for name, _ in GROUPINGS},
+        [["k = 1", "k = 4", "k = 8"], ["20 ms", "50 ms"]],
     )
 
 
@@ -187,19 +189,8 @@ async def hold_back(bench: Bench) -> Finding:
         request = asked(HELD_WORDS, hold_back=tokens)
         reply = await client.ask(f"{filtered}/stream", request, Options(timeout=REPLY_S))
         bench.step()
-        seen = max(0, len(reply.text.split()) - PHRASE.start)
-        rows.append(
-            [
-                str(tokens),
-                milliseconds(first[tokens]),
-                milliseconds(first[tokens] - first[0]),
-                f"{tokens * WORD_MS} ms",
-                f"{seen} of {PHRASE.stop - PHRASE.start}",
-                "no" if phrase not in reply.text else "yes",
-                str(reply.error or reply.finish_reason),
-                "330 ms; never seen" if tokens == 10 else "not measured",
-            ]
-        )
+        later_s = first[tokens] - first[0]
+        rows.append([str(tokens), *_held_cells(tokens, first[tokens], later_s, reply, phrase)])
     return Finding(
         [
             "held back",
@@ -221,6 +212,21 @@ async def hold_back(bench: Bench) -> Finding:
         ],
         "simulated",
     )
+
+
+def _held_cells(
+    tokens: int, first_s: float, later_s: float, filtered: Reply, phrase: str
+) -> list[str]:
+    seen = max(0, len(filtered.text.split()) - PHRASE.start)
+    return [
+        milliseconds(first_s),
+        milliseconds(later_s),
+        f"{tokens * WORD_MS} ms",
+        f"{seen} of {PHRASE.stop - PHRASE.start}",
+        "no" if phrase not in filtered.text else "yes",
+        str(filtered.error or filtered.finish_reason),
+        "330 ms; never seen" if tokens == 10 else "not measured",
+    ]
 
 
 # What the size of an event tells

@@ -14,7 +14,7 @@ of it the thread waited for a core, ready to run, is the kernel's own count: it 
 cause from the first two.
 
 Not here: how late events on a schedule are at the client (`delivery_experiments.py`).
-Read next: `load_experiments.py`.
+Read next: `parts_experiments.py`.
 """
 
 import asyncio

@@ -14,7 +14,8 @@ is the reason. The log names nobody: each cell's prompt has a number of words of
 Vanishing is made real on one machine by a filter of the kernel on the client's socket that drops
 every packet (SO_ATTACH_FILTER, Linux): nothing is read, acknowledged or answered any more.
 
-Not here: gateways (`hops.py`), and what they do to those who stay (`hop_experiments.py`).
+Not here: gateways (`hops.py`), and what they do to those who stay (`hop_experiments.py`). Read
+next: `drainer.py`.
 """
 
 import asyncio
@@ -109,8 +110,8 @@ class Route:
 
 
 def _frame(message: Body) -> bytes:
-    text = 1
-    return websocket.encode_frame(text, json.dumps(message).encode(), mask=os.urandom(4))
+    content = json.dumps(message).encode()
+    return websocket.encode_frame(websocket.TEXT, content, mask=os.urandom(4))
 
 
 ROUTES = (

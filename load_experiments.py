@@ -15,7 +15,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,6 @@ async def load(bench: Bench) -> Finding:
             seen.replies += replies
             seen.rates.append(_tokens_per_second(replies))
     alone = ["none: a bare loop", *["n/a"] * 4, seconds(1 / median(bare))]
-    most = loads[max(CLIENTS)]
     return Finding(
         [
             "clients",
@@ -101,17 +100,7 @@ async def load(bench: Bench) -> Finding:
             *(_load_row(seen) for seen in loads.values()),
         ],
         f"{LOAD_ROUNDS} rounds of all in turn, {TOKENS} tokens a reply, medians",
-        [
-            f"One client against the bare loop: {_ratio(loads[1].rates, bare)},"
-            " goal: at least 0.95x.",
-            f"{MANY} clients against one: {_ratio(loads[MANY].rates, loads[1].rates)},"
-            " goal: at least 6x.",
-            f"The reader's limit is {READER_MS} ms a token (published); with {max(CLIENTS)} clients"
-            f" a token takes {seconds(most.per_token)}, {times(READER_MS / 1000 / most.per_token)}"
-            " as fast as that.",
-            f"The server has {MANY} rows: who comes when all are taken waits in its queue.",
-            "Tokens/s: of all replies of a round, from the requests to the last text.",
-        ],
+        _load_notes(loads, bare),
         bench.model,
         [_load_curves(loads.values())],
     )
@@ -161,6 +150,20 @@ def _load_row(seen: Load) -> list[str]:
         seconds(seen.per_token),
         f"{median(seen.rates):.1f}",
         span(seen.rates, 1),
+    ]
+
+
+def _load_notes(loads: Mapping[int, Load], bare: Sequence[float]) -> list[str]:
+    most = loads[max(CLIENTS)]
+    return [
+        f"One client against the bare loop: {_ratio(loads[1].rates, bare)}, goal: at least 0.95x.",
+        f"{MANY} clients against one: {_ratio(loads[MANY].rates, loads[1].rates)},"
+        " goal: at least 6x.",
+        f"The reader's limit is {READER_MS} ms a token (published); with {max(CLIENTS)} clients"
+        f" a token takes {seconds(most.per_token)}, {times(READER_MS / 1000 / most.per_token)}"
+        " as fast as that.",
+        f"The server has {MANY} rows: who comes when all are taken waits in its queue.",
+        "Tokens/s: of all replies of a round, from the requests to the last text.",
     ]
 
 

@@ -6,8 +6,8 @@
 As in `load_experiments.py`, each has a goal beside what was measured, ways that are compared take
 turns, and the spread is printed with each median.
 
-Not here: the other experiments, and the command that runs these, too (`experiments.py`). This is
-the last file of the tour.
+Not here: the other experiments, and the command that runs these, too (`experiments.py`). Read next:
+`hops.py`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ USUAL_S = 1.0  # how long the streams are watched before the prompt arrives
 
 
 @dataclass(frozen=True)
-class Arrival:
+class LongPrompt:
     """What a long prompt met and caused, in seconds."""
 
     usual: float  # the median gap before it came
@@ -51,8 +51,8 @@ async def stall(bench: Bench) -> Finding:
     """Eight streams run and a prompt of 1,500 tokens arrives: read in chunks, and in one go."""
     bench.expect(2 * STALL_ROUNDS, "stall")
     urls = await bench.dated_server(), await bench.dated_server("--prefill-chunk=2048")
-    chunked: list[Arrival] = []
-    whole: list[Arrival] = []
+    chunked: list[LongPrompt] = []
+    whole: list[LongPrompt] = []
     for number in range(STALL_ROUNDS):
         for url, arrivals in zip(urls, (chunked, whole), strict=True):
             arrivals.append(await _arrive(bench, url, number))
@@ -84,7 +84,7 @@ async def stall(bench: Bench) -> Finding:
     )
 
 
-async def _arrive(bench: Bench, url: str, number: int) -> Arrival:
+async def _arrive(bench: Bench, url: str, number: int) -> LongPrompt:
     """Let a long prompt arrive among streams; no two prompts begin alike, so none is reused."""
     text = f"{number}. " + " ".join(text["human"] for text in ENGLISH)
     async with Streams(f"{url}/stream", RUNNING, counting) as streams:
@@ -99,7 +99,7 @@ async def _arrive(bench: Bench, url: str, number: int) -> Arrival:
         await streams.more(2)  # the gap that the end of the prefill falls into ends, too
     await bench.idle(url)
     first_text = reply.first_text or 0.0
-    return Arrival(
+    return LongPrompt(
         median(streams.gaps(since, began)),
         # A gap may have begun before the prompt came: one that is usual in length.
         max(streams.gaps(began, began + first_text)),
@@ -109,7 +109,7 @@ async def _arrive(bench: Bench, url: str, number: int) -> Arrival:
     )
 
 
-def _stall_row(how: str, arrivals: Sequence[Arrival], chunks: Sequence[float]) -> list[str]:
+def _stall_row(how: str, arrivals: Sequence[LongPrompt], chunks: Sequence[float]) -> list[str]:
     pairs = zip(arrivals, chunks, strict=True)
     ratios = [arrival.largest / (arrival.usual + chunk) for arrival, chunk in pairs]
     return [

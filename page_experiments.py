@@ -10,7 +10,7 @@ way there is the same small part of both.
 The browser is the system's Chromium, driven by Playwright (`requirements-dev.txt`); without either
 nothing is measured, and the report says so.
 
-Before: `bench.py`. Read with it: `page.html`.
+Read with it: `page.html`. Read next: `models.py`, with which the providers' formats begin.
 """
 
 import importlib.util

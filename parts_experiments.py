@@ -12,7 +12,7 @@ minute falls on both. Time is that of the processor, so that what else runs on t
 counted. What both have to do is the same, from the bytes that were read to the events,
 requests, messages or texts that a program works with.
 
-Not here: what delivery as a whole costs. Read next: `delivery_experiments.py`.
+Not here: what delivery as a whole costs. Read next: `page_experiments.py`.
 """
 
 import codecs

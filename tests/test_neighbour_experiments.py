@@ -11,7 +11,7 @@ from benches import FastBench, cells, milliseconds  # noqa: E402
 
 import neighbour_experiments  # noqa: E402
 from bench import ExperimentError  # noqa: E402
-from neighbour_experiments import Arrival, Window  # noqa: E402
+from neighbour_experiments import LongPrompt, Window  # noqa: E402
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,8 +34,8 @@ class TestStall:
             assert milliseconds(usual) <= milliseconds(largest)
 
     async def test_both_rows_are_against_the_chunk_of_their_round(self):
-        chunked = [Arrival(0.02, 0.13, 0.1, 1.0, 1500), Arrival(0.02, 0.22, 0.2, 1.0, 1500)]
-        whole = [Arrival(0.02, 1.20, 1.1, 1.0, 1500), Arrival(0.02, 2.20, 2.1, 1.0, 1500)]
+        chunked = [LongPrompt(0.02, 0.13, 0.1, 1.0, 1500), LongPrompt(0.02, 0.22, 0.2, 1.0, 1500)]
+        whole = [LongPrompt(0.02, 1.20, 1.1, 1.0, 1500), LongPrompt(0.02, 2.20, 2.1, 1.0, 1500)]
         chunks = [arrival.chunk for arrival in chunked]
         assert neighbour_experiments._stall_row("", chunked, chunks)[4:6] == [
             "1.00x",
