@@ -33,7 +33,7 @@ import page
 import sse
 from access import Access, Refusal
 from asks import Ask, Prompt
-from connection import ClientGone, Exchange
+from connection import Exchange
 from dialects import Dialect, Events, Frames, Native, Plain, to_json
 from engine import Engine, token_ids
 from generation import (
@@ -53,6 +53,7 @@ from replay import ABANDONED, Replay, ReplayStore, parse_event_id
 from session import Session
 from simulated import FIELDS, SimulatedEngine
 from upstream import UpstreamEngine
+from watching import ClientGone
 
 JSON = "application/json"
 STREAM_FIELDS = (

@@ -53,8 +53,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import http1
-from connection import ends_unread, limit_silence
 from forwarding import ClientGone, Reply, asks_websocket, authority, hops_left, request_head
+from watching import ends_unread, limit_silence
 
 READ_BYTES = 64 * 1024
 PIPELINE_BYTES = 64 * 1024  # read ahead of the reply under way; then TCP holds the client back

@@ -38,7 +38,7 @@ import websocket
 from access import GENERATING, Access, Refusal, allow
 from background import Background
 from completions import Chat
-from connection import ClientGone, Connection, Exchange, Settings, WatchedReader
+from connection import Connection, Exchange
 from delivery import (
     JSON,
     SLOW_CLIENT,
@@ -67,6 +67,7 @@ from pieces import Banned
 from responses import Responses
 from simulated import FIELDS, SimulatedEngine
 from upstream import UpstreamEngine
+from watching import ClientGone, Settings, WatchedReader
 from weights import ModelError
 
 log = logging.getLogger("server")

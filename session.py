@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 
 import websocket
-from connection import ClientGone, Exchange
+from connection import Exchange
+from watching import ClientGone
 
 # For the peer to answer our Close with its own, before the connection is dropped. With the time to
 # linger after that (`Settings.linger_s`) it has to fit in the grace time of a shutdown.

@@ -22,8 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 import http1  # noqa: E402
 import server  # noqa: E402
-from connection import Connection, Exchange, Settings, WatchedReader, error_body  # noqa: E402
+from connection import Connection, Exchange, error_body  # noqa: E402
 from session import Session  # noqa: E402
+from watching import Settings, WatchedReader  # noqa: E402
 
 SSE_CASES = ROOT.parent / "shared" / "checks" / "sse_cases.json"
 MESSAGE_BYTES = 16 * 1024 * 1024
@@ -58,7 +59,7 @@ async def sse_case(exchange: Exchange) -> None:
     raw = cases[int(number)]
     bytewise = ("bytewise", "1") in exchange.request.query
     for part in [raw[i : i + 1] for i in range(len(raw))] if bytewise else [raw]:
-        exchange.send(part)
+        exchange.write(exchange.frame(part))
         await asyncio.sleep(0)
     exchange.finish()
 

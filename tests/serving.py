@@ -15,9 +15,9 @@ from fakes import FakeModel
 import http1
 import server
 from access import Access
-from connection import Settings
 from engine import Engine
 from simulated import SimulatedEngine
+from watching import Settings
 
 HOST = ("Host", "test")
 # Only a test that hangs waits for so long; a busy machine needs seconds for one step of a model.

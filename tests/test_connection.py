@@ -14,9 +14,9 @@ import pytest
 from fakes import FakeModel
 from serving import HOST, eventually, quick, serving
 
-import connection
 import http1
 import server
+import watching
 from engine import Engine
 from simulated import SimulatedEngine
 
@@ -305,7 +305,7 @@ class TestGone:
         self, leave: str, ahead_bytes: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its end is behind more than is read, or could not even be sent."""
-        monkeypatch.setattr(connection, "AHEAD_LOOK_S", 0.02)
+        monkeypatch.setattr(watching, "AHEAD_LOOK_S", 0.02)
         model, engine = stepped()
         page = http1.encode_request("GET", "/health", [HOST])
         request = http1.encode_request("POST", "/complete", [HOST], json.dumps(REQUEST).encode())
@@ -485,7 +485,7 @@ class TestCut:
     ) -> None:
         async def half(exchange: Any) -> None:
             exchange.start(200, [])
-            exchange.send(b"data: 1\n\n")
+            exchange.write(exchange.frame(b"data: 1\n\n"))
             await asyncio.sleep(0.05)
             raise RuntimeError("secret")
 
@@ -504,7 +504,7 @@ class TestCut:
         async def parts(exchange: Any) -> None:
             exchange.start(200, [])
             for part in (b"data: a\n\n", b"", b"data: b\n\n"):
-                exchange.send(part)
+                exchange.write(exchange.frame(part))
             exchange.finish()
 
         async with serving() as running, running.connect() as peer:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from connection import ClientGone
 from generation import Generation, GenerationError
 from outlet import GARBAGE, Cut, Faulty, ToClient
 from pieces import pour
+from watching import ClientGone
 
 
 class Written:
