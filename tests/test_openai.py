@@ -543,6 +543,8 @@ class TestFailures:
                 peer.request("POST", route, {**right, "stream": streamed, "stall_after": 2})
                 await eventually(lambda: running.server.engine.running)
                 (entry,) = running.server.entries
+                generation = entry.generation  # not before there is a piece to be told
+                await eventually(lambda made=generation: made.completion_tokens)
                 await running.ask("POST", f"/cancel/{entry.generation.id}")
                 answer = await peer.answer()
             told = chunks_of(answer.content, False)[-1] if streamed else answer.json()
