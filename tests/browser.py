@@ -56,12 +56,12 @@ class Tab:
 
     async def do(self, script: str, argument: Any = None) -> Any:
         """What an expression, or a function of `argument`, evaluates to in the page."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.page.evaluate(script, argument)
 
     async def until(self, condition: str, argument: Any = None) -> None:
         """Wait until an expression holds in the page."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await self.page.evaluate(condition, argument):
                 await asyncio.sleep(0.01)
 

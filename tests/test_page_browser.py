@@ -799,7 +799,7 @@ async def test_form(chromium: Any) -> None:
 async def test_the_real_model(chromium: Any, real_model: Any) -> None:
     """Text by four ways; and a form that is stopped when its first field has begun."""
     async with page(chromium, Engine(real_model)) as (tab, running):
-        await extra(tab, {"max_tokens": 10})
+        await extra(tab, {"max_tokens": 4})
         await tab.page.click("#start")
         await tab.until("byId('verdict').textContent")
         told = [await lane(tab, index) for index in range(4)]
