@@ -370,6 +370,19 @@ async def test_settings_changed_meanwhile(chromium: Any) -> None:
         await ended(tab, 0, 2, 3)
 
 
+async def test_nothing_is_added_after_stop(chromium: Any) -> None:
+    """What was on its way when the button was pressed is read, for its usage, and not shown."""
+    async with page(chromium) as (tab, _):
+        script = """() => {
+          const run = new Run({}, {body: {}}, performance.now(), () => 0);
+          run.take({text: "One"});
+          run.stop();
+          run.take({text: " two", usage: {completion_tokens: 2}});
+          return [run.text, run.tokens];
+        }"""
+        assert await tab.do(script) == ["One", 2]
+
+
 async def test_stopped_from_elsewhere(chromium: Any) -> None:
     async with page(chromium) as (tab, running):
         await extra(tab, ENDLESS)
@@ -770,6 +783,9 @@ async def test_form(chromium: Any) -> None:
     async with page(chromium, saying("")) as (tab, running):
         await tab.do("""() => {
           window.seen = [];
+          window.told = [];
+          const all = announce;
+          announce = words => { told.push(words); all(words); };
           const add = FormView.prototype.add;
           FormView.prototype.add = function (text) {
             for (const char of text) {
@@ -786,6 +802,9 @@ async def test_form(chromium: Any) -> None:
         seen = await tab.do("seen")
         titles = [fields[0] for fields in seen]
         assert ["growing", "Fog <img"] in titles
+        # Each field is told once, when it is complete.
+        announced = await tab.do("told.map(words => words.split(':')[0])")
+        assert [name for name in announced if name in ENTRY] == list(ENTRY)
         # Each field goes through the three states once, and what is complete stays as it is.
         for field in range(len(ENTRY)):
             states = [fields[field][0] for fields in seen]
