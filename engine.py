@@ -175,7 +175,7 @@ class Engine:
             if self.failure is not None or self._closing:
                 raise EngineDown(self.failure or "the server is shutting down")
             if len(self._waiting) >= self.max_waiting + self._rows.count(None):
-                raise QueueFull(f"{len(self._waiting)} requests are waiting already")
+                raise QueueFull(f"{self.max_waiting} requests are waiting already")
             self._runs.add(run)
             self._waiting.append(run)
             self._changed = True

@@ -749,6 +749,8 @@ def main() -> int:
         except ModelError as error:
             print(error, file=sys.stderr)
             return 1
+        if isinstance(engine, Engine):
+            options = replace(options, model=engine.model.name)
         # PyTorch leaves the interpreter to others while it computes. What the generation thread
         # does in Python, the event loop should not have to wait for 5 ms long, Python's default.
         sys.setswitchinterval(0.0005)

@@ -9,8 +9,10 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from fakes import FakeModel
 from processes import outcome, start, started
 from serving import HOST, eventually, quick, serving
 from sockets import open_websocket
@@ -18,6 +20,7 @@ from sockets import open_websocket
 import http1
 import server
 import websocket
+from engine import Engine
 from simulated import SimulatedEngine
 
 ENDLESS = {"prompt": "a", "max_tokens": 1_000_000}
@@ -225,6 +228,20 @@ class TestStart:
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert f"127.0.0.1:{port}" in err
+
+    def test_the_model_is_called_by_its_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        served: list[server.Server] = []
+
+        async def run(made: server.Server, *_: Any) -> None:
+            served.append(made)
+
+        monkeypatch.setattr(server, "run", run)
+        monkeypatch.setattr(server, "make_engine", lambda _: Engine(FakeModel()))
+        monkeypatch.setattr(sys, "argv", ["server.py", "--port", "0"])
+        monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+        monkeypatch.setattr(server, "gc", MagicMock())
+        assert server.main() == 0
+        assert served[0].options.model == FakeModel.name
 
     async def test_restart_at_once(self) -> None:
         async with started() as program, program.connect() as peer:
