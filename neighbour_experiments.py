@@ -113,8 +113,6 @@ def _stall_row(how: str, arrivals: Sequence[LongPrompt], chunks: Sequence[float]
     goals = [arrival.usual + chunk for arrival, chunk in zip(arrivals, chunks, strict=True)]
     if not all(goals):
         raise ExperimentError("the streams came in one burst: no usual gap to compare with")
-            "the streams came in one burst: there is no usual gap to compare with"
-        )
     ratios = [arrival.largest / goal for arrival, goal in zip(arrivals, goals, strict=True)]
     return [
         how,
