@@ -267,6 +267,7 @@ class Generation:
             self._wake_consumer(True)
         if finish_reason is not None:
             self.finish_reason = finish_reason
+            self._notify = None  # the engine's part of the reply is not kept by ours
             self.duration = time.monotonic() - self.submitted
             if self.on_finish is not None:
                 # Not from here: what goes wrong in it must not cost the consumer its end.
@@ -296,7 +297,9 @@ class Generation:
         try:
             return await self._waiter and self._ended()
         finally:
-            self._take = None
+            # What was raised knows this frame: kept by the waiter, it would be a cycle, and they
+            # would all stay until the garbage collector comes.
+            self._take = self._waiter = None
 
     def _ended(self) -> bool:
         if self.finish_reason == "error":

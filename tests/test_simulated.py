@@ -1,9 +1,12 @@
 """The stand-in engine: its schedule on a clock of the test's own, and its faults on every route."""
 
 import asyncio
+import contextlib
+import gc
 import heapq
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -328,6 +331,39 @@ ROUTES = {
 async def asked(running: Running, route: str, **faults: int) -> Reply:
     path, options = ROUTES[route]
     return await ask(f"http://127.0.0.1:{running.port}{path}", {**BODY, **faults}, options)
+
+
+class TestNothingStays:
+    """A reply that is over is freed at once, not when the garbage collector comes by."""
+
+    @pytest.fixture(autouse=True)
+    def _no_collector(self) -> Iterator[None]:
+        gc.collect()
+        gc.disable()
+        yield
+        gc.enable()
+
+    async def test_of_one_that_was_read(self) -> None:
+        generation = SimulatedEngine(delay_ms=0, jitter_ms=0).submit("a", SamplingParams(3))
+        assert len([piece async for piece in generation]) == 3
+        gone = weakref.ref(generation)
+        del generation
+        await eventually(lambda: gone() is None)
+
+    @pytest.mark.parametrize("error", [ConnectionError, None])
+    async def test_of_one_whose_reader_left(self, error: type[Exception] | None) -> None:
+        generation = SimulatedEngine(delay_ms=0, jitter_ms=0).submit("a", SamplingParams(9))
+
+        def take(piece: str) -> bool:
+            if error is not None:
+                raise error
+            return False
+
+        with contextlib.suppress(ConnectionError), generation:
+            await generation.pour(take)
+        gone = weakref.ref(generation)
+        del generation
+        await eventually(lambda: gone() is None)
 
 
 @pytest.mark.parametrize("route", ROUTES)
