@@ -75,17 +75,9 @@ class Random {
     return (y ^ (y >>> 18)) >>> 0;
   }
 
-  uniform(low, high) {
+  random() {
     const [a, b] = [this.bits32() >>> 5, this.bits32() >>> 6];
-    return low + (high - low) * ((a * 67108864 + b) / 9007199254740992);
-  }
-
-  choice(list) {
-    const bits = 32 - Math.clz32(list.length);
-    let drawn;
-    do drawn = this.bits32() >>> (32 - bits);
-    while (drawn >= list.length);
-    return list[drawn];
+    return (a * 67108864 + b) / 9007199254740992;
   }
 }
 
@@ -107,10 +99,10 @@ export class Words {
     this.running += 1;
     try {
       for (let index = 0; index < max_tokens; index++) {
-        due += delay + jitter * draw.uniform(-1, 1);
+        due += delay + jitter * (2 * draw.random() - 1);
         await sleep(Math.max(0, Math.ceil(due - performance.now())));
         if (index === fail_after) throw new Failed();
-        const word = draw.choice(WORDS);
+        const word = WORDS[Math.floor(draw.random() * WORDS.length)];
         yield index ? ` ${word}` : word[0].toUpperCase() + word.slice(1);
       }
     } finally {

@@ -80,7 +80,7 @@ class Words:
                 await asyncio.sleep(due - clock())
                 if index == ask.fail_after:
                     raise Failed
-                word = draw.choice(WORDS)
+                word = WORDS[int(draw.random() * len(WORDS))]
                 yield f" {word}" if index else word.capitalize()
         finally:
             self.running -= 1

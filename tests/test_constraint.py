@@ -489,7 +489,7 @@ QUESTIONS = {
 
 @pytest.mark.model
 class TestRealModel:
-    NUMBER = int(os.environ.get("CONSTRAINED_GENERATIONS", "24"))
+    NUMBER = int(os.environ.get("CONSTRAINED_GENERATIONS", "12"))
 
     async def test_at_temperature_1_all_parse_and_fit(self, real_model):
         engine = Engine(real_model)
@@ -518,7 +518,7 @@ class TestRealModel:
         engine.start()
 
         def ask(name: str, **others: object) -> Generation:
-            params = {"max_tokens": 40, "temperature": 1, "seed": 5, "schema": SCHEMAS[name]}
+            params = {"max_tokens": 24, "temperature": 1, "seed": 5, "schema": SCHEMAS[name]}
             prompt = [{"role": "user", "content": QUESTIONS[name]}]
             return engine.submit(prompt, SamplingParams(**{**params, **others}))
 

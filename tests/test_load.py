@@ -38,7 +38,7 @@ def mixed(number: int) -> tuple[str, SamplingParams]:
     draw = random.Random(number)
     prompt = " ".join(draw.choices(SUBJECTS, k=draw.choice((1, 3, 20, 60))))
     temperature = draw.choice((0, 0.7, 1.0))
-    return prompt, SamplingParams(draw.randrange(6, 20), temperature, top_p=0.95, seed=number)
+    return prompt, SamplingParams(draw.randrange(4, 12), temperature, top_p=0.95, seed=number)
 
 
 async def test_thirty_two_in_company_say_what_they_say_alone(real_model: Any) -> None:
