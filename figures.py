@@ -41,7 +41,7 @@ STYLE: Any = {
 LINE: Any = {"linewidth": 1.2, "markersize": 4}
 # Inches: the figure, and what lies around the axes (title, labels, the lines of the footer).
 WIDTH, LEFT, RIGHT, TOP, BELOW = 7.2, 0.62, 0.2, 0.3, 0.98
-LABELS = 2.2  # in the place of LEFT, for the names of rows
+LABELS = 3.4  # in the place of LEFT, for the names of rows
 BINS_PER_DECADE = 12
 
 
@@ -169,8 +169,8 @@ def _histograms(axes: Sequence[Any], figure: Histograms) -> None:
         axis.spines["left"].set_visible(False)
         axis.tick_params(which="both", bottom=axis is axes[-1])
         words = f"{label} (n = {len(values)})"
-        axis.text(-0.01, 0.5, words, transform=axis.transAxes, ha="right", va="center")
-    axes[-1].set_xlabel("gap between two pieces, ms (the height of a row is its own)")
+        axis.text(-0.01, 0.5, words, transform=axis.transAxes, ha="right", va="center", size=8)
+    axes[-1].set_xlabel("gap between two pieces, ms; each row has its own height")
     axes[-1].xaxis.set_major_formatter("{x:g}")
 
 
