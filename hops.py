@@ -80,6 +80,10 @@ http {
   access_log off;
   client_body_temp_path body; proxy_temp_path proxy;
   fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+SERVERS
+}
+"""
+NGINX_SERVER = """
   map $http_upgrade $connection_upgrade { default upgrade; "" ""; }
   server {
     listen 127.0.0.1:PORT;
@@ -88,7 +92,6 @@ http {
 DIRECTIVES
     }
   }
-}
 """
 
 # nginx asks upstream in HTTP/1.0 unless told otherwise: the response then has no chunks and ends
@@ -109,8 +112,13 @@ GZIP = ("gzip on;", "gzip_proxied any;", "gzip_types text/event-stream;")
 def nginx(*directives: str) -> Hop:
     """Return nginx with these directives; without any it is as shipped."""
     lines = "\n".join(f"      {directive}" for directive in directives)
+    return nginx_serving(NGINX_SERVER.replace("DIRECTIVES", lines))
+
+
+def nginx_serving(servers: str) -> Hop:
+    """Return nginx with these blocks of its configuration, of which one listens on PORT."""
     arguments = ("-p", "FOLDER", "-e", "stderr", "-c", "FILE")
-    return Hop("nginx", arguments, NGINX.replace("DIRECTIVES", lines))
+    return Hop("nginx", arguments, NGINX.replace("SERVERS", servers))
 
 
 # haproxy

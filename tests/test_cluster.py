@@ -22,16 +22,6 @@ from simulated import SimulatedEngine
 from upstream import UpstreamEngine
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
-FRAME = """
-worker_processes 1; daemon off; pid nginx.pid; error_log stderr crit;
-events { worker_connections 256; }
-http {
-  access_log off;
-  client_body_temp_path body; proxy_temp_path proxy;
-  fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
-CONFIGURATION
-}
-"""
 REQUEST = {"prompt": "a", "max_tokens": 30, "seed": 1}
 # To nginx's ip_hash, clients of different networks.
 ADDRESSES = [f"127.0.{network}.1" for network in range(1, 9)]
@@ -46,9 +36,7 @@ async def nginx(name: str, servers: Sequence[Running]) -> AsyncIterator[int]:
     text = re.sub(r" server [a-z0-9.]+:\d+;", lambda _: f" server 127.0.0.1:{next(ports)};", found)
     text, count = re.subn(r"listen \d+;", "listen 127.0.0.1:PORT;", text)
     assert (count, next(ports, None)) == (1, None)
-    arguments = ("-p", "FOLDER", "-e", "stderr", "-c", "FILE")
-    hop = hops.Hop("nginx", arguments, FRAME.replace("CONFIGURATION", text))
-    async with hops.running(hop, "") as url:
+    async with hops.running(hops.nginx_serving(text), "") as url:
         yield int(url.rpartition(":")[2])
 
 
