@@ -734,13 +734,13 @@ class TestErrors:
 
     async def test_no_event_without_data_that_is_json(self) -> None:
         """Field report 29, heartbeats and all."""
-        engine = SimulatedEngine(delay_ms=20, jitter_ms=0)
+        engine = SimulatedEngine(delay_ms=5, jitter_ms=0, first_delay_ms=50)
         async with serving(engine, settings=quick(heartbeat_s=0.002)) as running:
             for events in ("plain", "named", "bare"):
                 for fault in ({}, {"fail_after": 2}):
                     body = {"prompt": "a", "max_tokens": 3, "events": events, "usage": True}
                     answer = await running.ask("POST", "/stream", {**body, **fault})
-                    assert b":\n\n" in answer.content
+                    assert b"\n\n:\n\n" in answer.content
                     for event in sse.Parser().feed(answer.content):
                         assert event.data == "[DONE]" or json.loads(event.data)
 
