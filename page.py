@@ -12,7 +12,7 @@ The page dates what a server can't see: when the first byte came, when the first
 when it was painted. All are seconds since the request was sent, by the browser's clock; the
 server's own, in the same line of `/log`, are seconds since the request was understood.
 
-W3C Content Security Policy Level 3. Read next: `page.html`, then `server.py`.
+W3C Content Security Policy Level 3. Read next: `page.html`, then `measures.py`.
 """
 
 import base64
@@ -38,15 +38,16 @@ def content() -> bytes:
     return Path(__file__).with_name("page.html").read_bytes()
 
 
-def fields(proxy: str | None) -> list[tuple[str, str]]:
+@functools.cache
+def fields(proxy: str | None) -> tuple[tuple[str, str], ...]:
     """What is sent with the page besides its type."""
-    return [
+    return (
         ("Content-Security-Policy", policy(content().decode(), proxy)),
         ("X-Content-Type-Options", "nosniff"),
         ("Referrer-Policy", "no-referrer"),
         ("Cache-Control", "no-cache"),
         ("Vary", "Accept"),
-    ]
+    )
 
 
 def policy(html: str, proxy: str | None) -> str:

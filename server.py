@@ -10,7 +10,7 @@ or it is refused. Replies are `delivery.py`'s; what is left is to tell how the s
 Shutdown has three steps: accept no more; cancel every generation, so that each stream tells its
 client the reason and ends properly; after a grace time, drop what is left.
 
-Read next: `measures.py`, with which the other end of the wire begins.
+Read next: `page.py`, which serves the reader's side of it.
 """
 
 import argparse
