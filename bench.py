@@ -24,16 +24,18 @@ import datetime
 import functools
 import http.client
 import inspect
+import itertools
 import json
 import multiprocessing
 import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -75,13 +77,17 @@ DEFAULT_FLAGS = {"model": "default", "device": "auto", "dtype": "auto"}
 Experiment = Callable[["Bench"], Awaitable[Finding]]
 
 EXPERIMENTS: dict[str, Experiment] = {}
+# Those that wait for schedules and leave the processor idle: neighbours among them run together.
+WAITING: set[str] = set()
 
 
-def experiment(name: str) -> Callable[[Experiment], Experiment]:
-    """Register a function as the experiment of this name."""
+def experiment(name: str, *, waits: bool = False) -> Callable[[Experiment], Experiment]:
+    """Register a function as the experiment of this name; `waits` puts it in `WAITING`."""
 
     def register(function: Experiment) -> Experiment:
         EXPERIMENTS[name] = function
+        if waits:
+            WAITING.add(name)
         return function
 
     return register
@@ -105,8 +111,9 @@ class Bench:
         self._warmed: set[str] = set()
         self._pids: dict[str, int] = {}
         self._stack = AsyncExitStack()
+        self._starting = asyncio.Lock()  # who asks for the same server waits for it
         self._pool: ProcessPoolExecutor | None = None
-        self._bar: Any = None
+        self._bar: ContextVar[Any] = ContextVar("bar", default=None)  # each experiment has its own
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,16 +128,16 @@ class Bench:
 
     def expect(self, steps: int | None, name: str = "") -> None:
         """Show a bar of so many steps, each a reply or a call of `with_model`; None removes it."""
-        if self._bar is not None:
-            self._bar.close()
+        if (shown := self._bar.get()) is not None:
+            shown.close()
         # tqdm's None: shown on a terminal only
         hidden = True if self._quiet else None
-        self._bar = None if steps is None else tqdm(total=steps, desc=name, disable=hidden)
+        self._bar.set(None if steps is None else tqdm(total=steps, desc=name, disable=hidden))
 
     def step(self) -> None:
         """Count one step as done."""
-        if self._bar is not None:
-            self._bar.update()
+        if (bar := self._bar.get()) is not None:
+            bar.update()
 
     # Processes
 
@@ -162,20 +169,24 @@ class Bench:
         return await self._start("proxy.py", "--upstream", upstream, *flags)
 
     async def _start(self, *command: str) -> str:
-        if command not in self._urls:
-            script, *arguments = command
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(HERE / script), "--port", "0", *arguments),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            self._stack.push_async_callback(_stop, process)
-            told: list[str] = []
-            listening = asyncio.create_task(self._listen(process, told))
-            self._stack.callback(listening.cancel)
-            url = self._urls[command] = await _url(script, process, listening, told)
-            self._pids[url] = process.pid
-        return self._urls[command]
+        async with self._starting:
+            if command not in self._urls:
+                self._urls[command] = await self._start_another(*command)
+            return self._urls[command]
+
+    async def _start_another(self, script: str, *arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(HERE / script), "--port", "0", *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._stack.push_async_callback(_stop, process)
+        told: list[str] = []
+        listening = asyncio.create_task(self._listen(process, told))
+        self._stack.callback(listening.cancel)
+        url = await _url(script, process, listening, told)
+        self._pids[url] = process.pid
+        return url
 
     def memory(self, url: str) -> int | None:
         """Return the bytes of memory that a server's process has; None where Linux is not."""
@@ -365,27 +376,48 @@ async def _run(args: argparse.Namespace) -> int:
     changed = [f" --{n} {value}" for n, value in flags.items() if value != DEFAULT_FLAGS[n]]
     failures = 0
     async with Bench(flags) as bench:
-        for name in args.names or EXPERIMENTS:
-            command = f"python experiments.py {name}{''.join(changed)}"
-            try:
-                await run_experiment(bench, name, command, args.report)
-            except ExperimentError as error:
-                failures += 1
-                print(f"experiments.py: {name}: {error}", file=sys.stderr)
+        for names in _together(args.names or list(EXPERIMENTS)):
+            # Figures and tables when all have ended: drawing would delay what others date.
+            found = await asyncio.gather(*(_try(bench, name) for name in names))
+            for name, outcome in zip(names, found, strict=True):
+                if isinstance(outcome, ExperimentError):
+                    failures += 1
+                    print(f"experiments.py: {name}: {outcome}", file=sys.stderr)
+                else:
+                    command = f"python experiments.py {name}{''.join(changed)}"
+                    tell(name, *outcome, command, args.report)
     took = report.seconds(time.perf_counter() - began)
     print(f"experiments.py: all took {took}, {failures} failed", file=sys.stderr)
     return 1 if failures else 0
 
 
-async def run_experiment(bench: Bench, name: str, command: str, path: Path) -> None:
-    """Run one experiment, print what it found and write it into the report at `path`."""
+def _together(names: Sequence[str]) -> list[list[str]]:
+    """Return the same names, in the same order, as groups of those that run at the same time."""
+    groups = itertools.groupby(enumerate(names), lambda at: -1 if at[1] in WAITING else at[0])
+    return [[name for _, name in group] for _, group in groups]
+
+
+async def _try(bench: Bench, name: str) -> tuple[Finding, float] | ExperimentError:
+    try:
+        return await run_experiment(bench, name)
+    except ExperimentError as error:
+        return error
+
+
+async def run_experiment(bench: Bench, name: str) -> tuple[Finding, float]:
+    """Run one experiment; return what it found, and how many seconds it took."""
     began = time.perf_counter()
     try:
         finding = await EXPERIMENTS[name](bench)
     finally:
         bench.expect(None)
-    took = report.seconds(time.perf_counter() - began)
+    return finding, time.perf_counter() - began
+
+
+def tell(name: str, finding: Finding, took_s: float, command: str, path: Path) -> None:
+    """Print what an experiment found and write it into the report at `path`."""
     finding, drawn = _drawn(finding, command)
+    took = report.seconds(took_s)
     now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, in {took}"
     provenance = [now, report.machine(), report.versions(), f"`{command}`"]
     text = report.section(name, _title(name), finding, provenance)

@@ -66,10 +66,10 @@ BANDWIDTH = 2e12
 
 # Measured: many tokens, against what else a process takes and gives back; in arrays below 4 MiB,
 # which the system hands out in small pages.
-FILLED_ROWS, FILLED_TOKENS = 8, 1024
+FILLED_ROWS, FILLED_TOKENS = 8, 512
 STEP_ROWS = (1, 4, 16)
-STEP_CONTEXTS = (64, 512)
-STEPS = 9
+STEP_CONTEXTS = (64, 384)
+STEPS = 7
 CHUNK = 128
 TOKEN_ID = 65  # any id: what a step takes does not depend on what it reads
 

@@ -56,7 +56,7 @@ class Hold:
     average: float  # of all
 
 
-@experiment("batching")
+@experiment("batching", waits=True)
 async def batching(bench: Bench) -> Finding:
     """Several tokens in one event: bytes and events against how long the tokens are held."""
     bench.expect(len(GROUPINGS) * GROUPED_REPLIES, "batching")
@@ -167,7 +167,7 @@ HELD_BACK = (0, 1, 2, 10)
 HELD_REPLIES = 5
 
 
-@experiment("hold-back")
+@experiment("hold-back", waits=True)
 async def hold_back(bench: Bench) -> Finding:
     """The last tokens wait: what that costs, and whether a banned phrase is ever seen."""
     bench.expect(len(HELD_BACK) * HELD_REPLIES + 1 + len(HELD_BACK), "hold-back")

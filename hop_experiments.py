@@ -32,7 +32,7 @@ Fields = tuple[tuple[str, str], ...]
 
 DELAY_MS, JITTER_MS = 20, 8
 SHORT, LONG = 100, 400  # words: 2.5 KB of events, less than any block; and 10 KB
-ROUNDS = 3
+ROUNDS = 2
 IDLE_S = 1  # a gateway's patience with a silent upstream
 SILENT_MS = 2000  # until the first word
 HEARTBEATS = {"no heartbeats": 0, "heartbeats": 0.3}
@@ -148,7 +148,7 @@ class Passed:
     replies: dict[int, list[Reply]] = field(default_factory=dict)
 
 
-@experiment("hops")
+@experiment("hops", waits=True)
 async def through_hops(bench: Bench) -> Finding:
     """One stream through each gateway: when its first text comes, and how even the rest is."""
     bench.expect(ROUNDS * sum(len(path.words) for path in PATHS), "hops")

@@ -189,7 +189,7 @@ async def seed_of(words: int, size: int) -> int:
     raise ExperimentError(f"no reply of {words} words has {size} bytes")
 
 
-@experiment("timestamps")
+@experiment("timestamps", waits=True)
 async def timestamps(bench: Bench) -> Finding:
     """One reply of 18 words, whole and as a stream: when its parts come, and how large they are."""
     bench.expect(2 * TIMED_REPLIES, "timestamps")
@@ -240,7 +240,7 @@ PAIRS = 12
 STAGGER_S = 0.13  # between two pairs: no multiple of the schedule's 80 ms
 
 
-@experiment("pairs")
+@experiment("pairs", waits=True)
 async def pairs(bench: Bench) -> Finding:
     """The same reply whole and as a stream, one after the other, beside the schedule of both."""
     bench.expect(2 * (PAIRS + 1), "pairs")
@@ -306,7 +306,7 @@ FAULT_ROUTES = (  # as the report has it, route, how to ask
 )
 
 
-@experiment("faults")
+@experiment("faults", waits=True)
 async def faults(bench: Bench) -> Finding:
     """A model that fails and a connection that is cut, after three words: what the client sees."""
     bench.expect(len(FAULTS) * len(FAULT_ROUTES), "faults")
@@ -348,7 +348,7 @@ SHARES = (0.05, 0.1, 0.2, 0.5, 0.9)  # of the time that the first word takes
 FELT_REPLIES = 3
 
 
-@experiment("felt")
+@experiment("felt", waits=True)
 async def felt(bench: Bench) -> Finding:
     """A reply of three seconds: how much sooner its first word is read, by when that comes."""
     bench.expect(len(SHARES) * 2 * FELT_REPLIES, "felt")

@@ -30,7 +30,7 @@ from report import Finding
 from workload import counting, median
 
 RUNNING = 8  # streams
-ROUNDS = 3
+ROUNDS = 2
 WATCH_S = 2.5
 # Python's default, the server's choice, and a tenth of it.
 SWITCH_MS = (5.0, 0.5, 0.05)

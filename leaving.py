@@ -37,7 +37,7 @@ from bench import NOTICE_S, Bench, ExperimentError, experiment
 from hops import NotInstalled
 from report import Finding, span
 
-ROUNDS = 3
+ROUNDS = 2
 TOGETHER = 16  # cells at a time
 TOKENS = 100  # of a reply that nobody leaves
 AFTER = 10  # tokens, the client leaves
@@ -328,7 +328,7 @@ def _noticed(cell: Cell, line: dict[str, Any]) -> str:
 # The experiment
 
 
-@experiment("leaving")
+@experiment("leaving", waits=True)
 async def leaving(bench: Bench) -> Finding:
     """What is still generated when a client has left, by every way to go on every route."""
     cells = [Cell(way, route) for way in WAYS for route in ROUTES if _can(way, route)]

@@ -27,7 +27,7 @@ from generation import SamplingParams
 from measures import Reply
 from recording import Recording, Streams, checked, record
 from report import Finding, seconds, span, times
-from workload import ENGLISH, PROMPTS, SAMPLING, TEXTS, TOKENS, body, counting, median
+from workload import ENGLISH, PROMPTS, SAMPLING, TEXTS, body, counting, median
 
 Pass = tuple[str, float, float]  # of the model: which, when it began, when it ended
 
@@ -36,7 +36,8 @@ Pass = tuple[str, float, float]  # of the model: which, when it began, when it e
 
 CLIENTS = (1, 2, 4, 8, 16, 32)
 MANY = 16  # as many as the server has rows; the rest wait in its queue
-LOAD_ROUNDS = 3
+LOAD_ROUNDS = 2
+LOAD_TOKENS = 24  # a reply
 READER_MS = 180  # a token, for a reader of English prose: 5.5 tokens a second
 
 
@@ -69,7 +70,7 @@ async def load(bench: Bench) -> Finding:
     """The model without a server, and behind it from one client to 32 at once."""
     bench.expect(LOAD_ROUNDS * (1 + sum(CLIENTS)) + 1 + MANY, "load")
     url = await bench.server()
-    params = SamplingParams(**SAMPLING)
+    params = SamplingParams(**{**SAMPLING, "max_tokens": LOAD_TOKENS})
     prompts = [TEXTS[index % len(TEXTS)]["prompt"] for index in range(max(CLIENTS))]
     # The first passes of a model are slower, and so are the first that touch a row's memory.
     await bench.with_model(bare_loop, PROMPTS[0], params)
@@ -99,7 +100,7 @@ async def load(bench: Bench) -> Finding:
             [*alone, f"{median(bare):.1f}", span(bare, 1)],
             *(_load_row(seen) for seen in loads.values()),
         ],
-        f"{LOAD_ROUNDS} rounds of all in turn, {TOKENS} tokens a reply, medians",
+        f"{LOAD_ROUNDS} rounds of all in turn, {LOAD_TOKENS} tokens a reply, medians",
         _load_notes(loads, bare),
         bench.model,
         [_load_curves(loads.values())],
@@ -125,7 +126,7 @@ def bare_loop(model: Any, prompt: str, params: SamplingParams) -> float:
 
 async def _ask_together(bench: Bench, url: str, prompts: Sequence[str]) -> list[Reply]:
     async def ask(prompt: str) -> Reply:
-        reply = await record(f"{url}/stream", body(prompt, usage=True))
+        reply = await record(f"{url}/stream", body(prompt, max_tokens=LOAD_TOKENS, usage=True))
         bench.step()
         return reply
 
@@ -206,8 +207,8 @@ def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:
 # A chat
 
 TURNS = 5
-CHATS = 3
-TURN_TOKENS = 16
+CHATS = 2
+TURN_TOKENS = 8
 
 
 @experiment("chat")
@@ -275,7 +276,7 @@ def _turn_row(number: int, pairs: Sequence[tuple[Reply, Reply]]) -> list[str]:
 
 STREAMS = 8  # that run while others are asked for
 ADDED_ROUNDS = 3
-ADDED_REPLIES = 20  # a round
+ADDED_REPLIES = 15  # a round
 PAUSE_S = 0.05  # at most, before each request, so that it falls on any moment of a step
 
 

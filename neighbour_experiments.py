@@ -30,7 +30,7 @@ from workload import ENGLISH, counting, median
 # A long prompt
 
 RUNNING = 8
-STALL_ROUNDS = 3
+STALL_ROUNDS = 2
 LONG_CHARACTERS = 7000  # of English prose, some 1,500 tokens
 USUAL_S = 1.0  # how long the streams are watched before the prompt arrives
 
@@ -128,7 +128,7 @@ def _stall_row(how: str, arrivals: Sequence[LongPrompt], chunks: Sequence[float]
 # A client that does not read
 
 NEIGHBOURS = 4
-READING_ROUNDS = 3
+READING_ROUNDS = 2
 STALL_S = 2
 WATCH_S = 0.25  # between two looks at memory and queues
 # Requests before the one for a stream; nobody reads the answers, so the kernel's buffers are full.

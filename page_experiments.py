@@ -23,11 +23,11 @@ from measures import Reply, percentile
 from report import Finding, milliseconds
 from workload import median
 
-ROUNDS = 30
+ROUNDS = 20
 SCHEDULE = ("--delay-ms=20", "--jitter-ms=0", "--first-delay-ms=100")
 BODY = {"prompt": "The old lighthouse stood", "max_tokens": 10, "seed": 7}
 EVENTS = 5000
-EVENT_ROUNDS = 5
+EVENT_ROUNDS = 3
 FRAME_MS = 1000 / 60
 # As `tests/browser.py` has them: a browser that does nothing of its own.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]

@@ -93,7 +93,7 @@ class TestSteps:
         model.decode = noted
         found = cache_experiments.measure_steps(model)
         assert list(found) == [(1, 8), (3, 8), (1, 40), (3, 40)]
-        expected = [(n, {length}) for length in (40, 8) for _ in range(9) for n in (1, 3)]
+        expected = [(n, {length}) for length in (40, 8) for _ in range(7) for n in (1, 3)]
         assert lengths == expected
         assert model.cache == [[]] * 4  # left as it was found: free
 

@@ -21,7 +21,7 @@ import bench as bench_module  # noqa: E402
 import experiments  # noqa: E402
 import figures  # noqa: E402
 import report  # noqa: E402
-from bench import HERE, Bench, ExperimentError, run_experiment  # noqa: E402
+from bench import HERE, Bench, ExperimentError, run_experiment, tell  # noqa: E402
 from figures import Staircase  # noqa: E402
 from report import Finding  # noqa: E402
 
@@ -82,7 +82,7 @@ class Relay:
 class TestThreeWays:
     async def test_the_text_is_the_same_and_the_streams_are_larger(self, bench):
         finding = await experiments.three_ways(bench)
-        assert "all ways: 5 of 5 prompts" in finding.notes[0]
+        assert "all ways: 3 of 3 prompts" in finding.notes[0]
         sizes = [int(size.replace(",", "")) for (size,) in cells(finding, "bytes on the wire")]
         whole, chunked, to_the_close, websocket = sizes
         assert whole < websocket < to_the_close < chunked
@@ -94,8 +94,8 @@ class TestThreeWays:
         async with FastBench(relay) as bench:
             finding = await experiments.three_ways(bench)
         await relay.close()
-        assert len(relay.counts) == 20  # 5 prompts, each in 4 ways
-        by_way = [sum(relay.counts[way::4]) / 5 for way in range(4)]
+        assert len(relay.counts) == 12  # 3 prompts, each in 4 ways
+        by_way = [sum(relay.counts[way::4]) / 3 for way in range(4)]
         assert cells(finding, "bytes on the wire") == [(f"{size:,.0f}",) for size in by_way]
 
     async def test_a_text_that_differs_is_told(self):
@@ -222,7 +222,8 @@ class TestRunExperiment:
 
     async def test_figures_and_files_stand_beside_the_report(self, bench, tmp_path, capsys):
         require("matplotlib")
-        await run_experiment(bench, "one", "python experiments.py one", tmp_path / "report.md")
+        found = await run_experiment(bench, "one")
+        tell("one", *found, "python experiments.py one", tmp_path / "report.md")
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["dates.json", "report.md", "stairs.svg"]
         assert "![How it comes](stairs.svg)" in (tmp_path / "report.md").read_text()
@@ -233,11 +234,55 @@ class TestRunExperiment:
 
     async def test_without_matplotlib_it_is_said(self, bench, tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "available", lambda: False)
-        await run_experiment(bench, "one", "", tmp_path / "report.md")
+        tell("one", *await run_experiment(bench, "one"), "", tmp_path / "report.md")
         text = (tmp_path / "report.md").read_text()
         assert "- No figures: matplotlib is not installed" in text
         assert ".svg" not in text
         assert not (tmp_path / "stairs.svg").exists()
+
+
+class TestTogether:
+    """Experiments that wait for schedules run at the same time as their neighbours."""
+
+    def test_only_neighbours_that_wait(self, monkeypatch):
+        monkeypatch.setattr(bench_module, "WAITING", {"b", "c", "e"})
+        assert bench_module._together(list("abcde")) == [["a"], ["b", "c"], ["d"], ["e"]]
+
+    async def test_each_has_a_bar_of_its_own_and_a_server_starts_once(self, monkeypatch):
+        started = []
+
+        async def url(script, process, listening, told):
+            started.append(script)
+            await asyncio.sleep(0)
+            return f"http://{len(started)}"
+
+        async def count(bench, steps):
+            bench.expect(steps)
+            bar = bench._bar.get()
+            url = await bench.proxy("http://upstream")
+            for _ in range(steps):
+                bench.step()
+            return url, bar.n
+
+        monkeypatch.setattr(bench_module, "_url", url)
+        monkeypatch.setattr(bench_module, "tqdm", CountingBar)
+        async with Bench() as bench:
+            found = await asyncio.gather(count(bench, 2), count(bench, 5))
+        assert found == [("http://1", 2), ("http://1", 5)]
+        assert started == ["proxy.py"]
+
+
+class CountingBar:
+    """A bar that nobody sees."""
+
+    def __init__(self, **_):
+        self.n = 0
+
+    def update(self):
+        self.n += 1
+
+    def close(self):
+        pass
 
 
 class TestCommand:
