@@ -133,12 +133,12 @@ class Entry:
     route: str
     generation: Generation
     client_left: bool = False
-    told: int = 0  # events so far: pieces, and the end
+    told: int = 0  # events that were numbered, and the last
     page: dict[str, float | None] | None = None  # what the page measured of it
 
     @property
     def last_id(self) -> str:
-        """The id of the event that was told last, where events are numbered."""
+        """The id of the event that was told last: number 0 before any that has one."""
         return f"{self.generation.id}:{self.told}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,19 +167,20 @@ class Numbered(Enum):
 class Teller:
     """Takes a reply's pieces, and puts each where it is told as an event."""
 
-    __slots__ = ("_entry", "_event", "_numbered", "_put")
+    __slots__ = ("_entry", "_events", "_numbered", "_outlet")
 
     def __init__(self, entry: Entry, events: Events, outlet: Outlet, numbered: bool) -> None:
         self._entry = entry
-        self._event = events.piece
-        self._put = outlet.put
+        self._events = events
+        self._outlet = outlet
         self._numbered = numbered
 
     def take(self, piece: str) -> bool:
         """Tell a piece the moment that it is there."""
-        entry = self._entry
-        entry.told += 1
-        return self._put(self._event(piece, entry.last_id if self._numbered else None))
+        if not self._numbered:
+            return self._outlet.put(self._events.piece(piece))
+        self._entry.told += 1
+        return self._outlet.put(self._events.piece(piece, self._entry.last_id))
 
 
 class Delivery:

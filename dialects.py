@@ -103,6 +103,7 @@ in JSON strings, but many clients split lines on them.
 Not here: when to send what (`delivery.py`). Read next: `pieces.py`.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring
@@ -113,6 +114,10 @@ from asks import STAND_IN, Ask, parse_native
 from generation import Generation
 
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+# A reply says most of its words more than once: events of short pieces are encoded once, and kept.
+KEPT_EVENTS = 4096
+KEPT_CHARACTERS = 32
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
 
@@ -129,6 +134,11 @@ def _text_object(text: str) -> str:
     if not quoted.isascii():
         quoted = quoted.translate(_LINE_ENDS_ELSEWHERE)
     return f'{{"text": {quoted}}}'
+
+
+@functools.lru_cache(KEPT_EVENTS)
+def _kept_event(text: str) -> bytes:
+    return sse.encode(_text_object(text))
 
 
 class Dialect(Protocol):
@@ -164,7 +174,7 @@ class Events(Protocol):
     def begin(self) -> bytes | str:
         """What is written right after the head, before there is a piece; often nothing."""
 
-    def piece(self, text: str, id: str | None) -> bytes | str:
+    def piece(self, text: str, id: str | None = None) -> bytes | str:
         """One piece of text."""
 
     def end(self, generation: Generation, id: str | None) -> bytes | str:
@@ -196,10 +206,9 @@ class Plain:
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: {"text": "Two"}`."""
-        if id is not None:
-            return sse.encode(_text_object(text), id=id)
-        # As `sse.encode` has it for what is known to be one line, without looking for others.
-        return b"data: %b\n\n" % _text_object(text).encode()
+        if id is None and len(text) <= KEPT_CHARACTERS:
+            return _kept_event(text)
+        return sse.encode(_text_object(text), id=id)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """The usage if it was asked for, then `[DONE]`.

@@ -51,7 +51,7 @@ class ToClient:
     anyway: then the client is just waited for.
     """
 
-    __slots__ = ("_buffers", "_exchange", "_frame", "_generation", "_slow_client", "_write")
+    __slots__ = ("_buffers", "_exchange", "_frame", "_generation", "_slow_client")
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class ToClient:
         generation: Generation | None,
     ) -> None:
         self._exchange = exchange
-        self._write = exchange.write
         self._frame = sender.frame
         self._slow_client = slow_client
         self._generation = generation
@@ -69,7 +68,7 @@ class ToClient:
 
     def put(self, data: Any) -> bool:
         """Write; False to a client that is behind, unless its bytes may pile up."""
-        self._write(self._frame(data))
+        self._exchange.write(self._frame(data))
         return self._buffers or not self._exchange.behind
 
     async def ready(self) -> None:

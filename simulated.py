@@ -26,7 +26,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from detokenizer import StopStrings
@@ -150,27 +150,28 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._due: dict[int, list[Callable[[float], None]]] = {}
+        self._due: dict[int, list[Schedule]] = {}
 
-    def call_at(self, when: float, call: Callable[[float], None]) -> None:
-        """Call in the first tick from then on."""
+    def add(self, schedule: "Schedule", when: float) -> None:
+        """Have a schedule make its next word in the first tick from then on."""
         tick = math.ceil(when * TICKS_PER_S - ROUNDING)
         due = self._due.get(tick)
         if due is None:
             due = self._due[tick] = []
             asyncio.get_running_loop().call_at(tick / TICKS_PER_S, self._tick, tick)
-        due.append(call)
+        due.append(schedule)
 
     def _tick(self, tick: int) -> None:
         now = time.monotonic()
-        for call in self._due.pop(tick):
-            call(now)
+        for schedule in self._due.pop(tick):
+            schedule.word(now)
 
 
 class Schedule:
     """One reply's words and their times."""
 
     __slots__ = (
+        "_clock",
         "_delay_s",
         "_draw",
         "_due",
@@ -178,8 +179,8 @@ class Schedule:
         "_fail_after",
         "_jitter_s",
         "_loop",
+        "_max_tokens",
         "_on_clock",
-        "_params",
         "_stall_after",
         "_stops",
         "generation",
@@ -195,13 +196,14 @@ class Schedule:
     ) -> None:
         self.generation = Generation(prompt_tokens, self._flags_changed)
         self._engine = engine
+        self._clock = engine.clock
         delays = (faults.get(name, getattr(engine, name)) / 1000 for name in SCHEDULE)
         self._delay_s, self._jitter_s, first_delay_s = delays
-        self._params = params
+        self._max_tokens = params.max_tokens
         self._draw = draw
         self._fail_after = faults.get("fail_after")
         self._stall_after = faults.get("stall_after")
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(params.stop) if params.stop else None
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + first_delay_s
         self._on_clock = False
@@ -216,9 +218,10 @@ class Schedule:
         # From the time it was due, not from now: lateness does not add up.
         self._due += self._delay_s + self._jitter_s * (2 * self._draw.random() - 1)
         self._on_clock = True
-        self._engine.clock.call_at(self._due, self._word)
+        self._clock.add(self, self._due)
 
-    def _word(self, now: float) -> None:
+    def word(self, now: float) -> None:
+        """Make the next word, or what a fault has in its place."""
         generation = self.generation
         number = generation.completion_tokens
         if generation.finish_reason is not None:
@@ -235,16 +238,16 @@ class Schedule:
         piece = SPACED[int(self._draw.random() * len(SPACED))]
         if number == 0:
             piece = piece.strip().capitalize()
-        if self._params.stop:
+        if self._stops is not None:
             piece = self._stops.add(piece)
         generation.completion_tokens = number + 1
         timings = generation.timings
         timings.last_token = now - generation.submitted
         if number == 0:
             timings.first_token = timings.last_token
-        if self._stops.matched is not None:
+        if self._stops is not None and self._stops.matched is not None:
             self._end(piece, "stop")
-        elif number + 1 == self._params.max_tokens:
+        elif number + 1 == self._max_tokens:
             self._end(piece, "length")
         else:
             generation.deliver(piece)
@@ -256,13 +259,15 @@ class Schedule:
             self._loop.call_soon(self._end, "", "cancelled")
         elif not self.generation.paused and not self._on_clock:
             self._due = self._loop.time()
-            self._word(time.monotonic())
+            self.word(time.monotonic())
 
     def _end(self, piece: str, finish_reason: str) -> None:
         if self.generation.finish_reason is None:
             self._engine.forget(self)
-            self.generation.matched_stop = self._stops.matched
-            self.generation.deliver(piece + self._stops.finish(), finish_reason)
+            if self._stops is not None:
+                self.generation.matched_stop = self._stops.matched
+                piece += self._stops.finish()
+            self.generation.deliver(piece, finish_reason)
 
 
 def _content(message: dict[str, Any]) -> str:
