@@ -244,7 +244,7 @@ class TestRunExperiment:
 class TestTogether:
     """Experiments that wait for schedules run at the same time as their neighbours."""
 
-    def test_only_neighbours_that_wait(self, monkeypatch):
+    async def test_only_neighbours_that_wait(self, monkeypatch):
         monkeypatch.setattr(bench_module, "WAITING", {"b", "c", "e"})
         assert bench_module._together(list("abcde")) == [["a"], ["b", "c"], ["d"], ["e"]]
 
