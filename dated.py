@@ -22,11 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import server
 from connection import Exchange
 from delivery import JSON, AnyEngine
 from dialects import to_json
 from engine import Engine
+from options import Options, make_engine
+from server import Server, main
 
 DATED = ("prefill", "decode", "choose")
 BEAT_S = 0.001
@@ -56,10 +57,10 @@ class DatedModel:
         return dated
 
 
-class DatedServer(server.Server):
+class DatedServer(Server):
     """A server with one route more."""
 
-    def __init__(self, engine: AnyEngine, options: server.Options) -> None:
+    def __init__(self, engine: AnyEngine, options: Options) -> None:
         super().__init__(engine, options)
         self._routes["/passes"] = {"GET": self._passes}
         self._routes["/beats"] = {"GET": self._beats}
@@ -104,18 +105,13 @@ def _waited_for_a_core() -> float:
         return 0.0
 
 
-_make_engine = server.make_engine  # what `server.main` would call, were it not replaced below
-
-
-def make_engine(args: argparse.Namespace) -> AnyEngine:
+def make_dated_engine(args: argparse.Namespace) -> AnyEngine:
     """Make the engine that `server.py` makes, around a model that dates its passes."""
-    engine = _make_engine(args)
+    engine = make_engine(args)
     if isinstance(engine, Engine):
         engine.model = DatedModel(engine.model)
     return engine
 
 
 if __name__ == "__main__":
-    server.make_engine = make_engine
-    server.Server = DatedServer  # type: ignore[misc]
-    sys.exit(server.main())
+    sys.exit(main(make_dated_engine, DatedServer))

@@ -15,7 +15,7 @@ A stream that was asked for with `resume` belongs to no connection: it fills a `
 connection follows like any later one. Each generator here closes the one that it reads from, so
 that leaving at any place reaches the generation at once.
 
-Read next: `server.py`, where the routes are.
+Read next: `options.py`, what the flags say of all this.
 """
 
 import asyncio

@@ -10,6 +10,7 @@ or it is refused. Replies are `delivery.py`'s; what is left is to tell how the s
 Shutdown has three steps: accept no more; cancel every generation, so that each stream tells its
 client the reason and ends properly; after a grace time, drop what is left.
 
+Not here: what the flags say (`options.py`).
 Read next: `page.py`, which serves the reader's side of it.
 """
 
@@ -21,53 +22,42 @@ import functools
 import gc
 import logging
 import os
-import re
 import signal
 import socket
 import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import http1
 import metrics
 import page
 import websocket
-from access import GENERATING, Access, Refusal, allow
+from access import GENERATING, Refusal, allow
 from background import Background
 from completions import Chat
 from connection import Connection, Exchange
 from delivery import (
     JSON,
-    SLOW_CLIENT,
-    SSE_HEARTBEAT,
     STREAM_FIELDS,
     AnyEngine,
     Delivery,
     Entry,
-    Policy,
     refusal_words,
 )
 from dialects import Dialect, to_json
 from engine import Engine
-from generation import BadRequest, EngineDown, QueueFull, SamplingParams
+from generation import BadRequest, EngineDown, QueueFull
 from legacy import Several, Text
 from messages import Messages
-from models import (
-    DEFAULT,
-    Served,
-    anthropic_model,
-    anthropic_models,
-    openai_model,
-    openai_models,
-)
-from pieces import Banned
+from models import anthropic_model, anthropic_models, openai_model, openai_models
+from options import Options, make_engine, make_options, make_tls, parse_arguments
 from responses import Responses
-from simulated import FIELDS, SimulatedEngine
+from simulated import SimulatedEngine
 from upstream import UpstreamEngine
-from watching import ClientGone, Settings, WatchedReader
+from watching import ClientGone, WatchedReader
 from weights import ModelError
 
 log = logging.getLogger("server")
@@ -85,42 +75,6 @@ GRACE_S = 5.0
 STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the flags set."""
-
-    model: str = "simulated"
-    access: Access = field(default_factory=Access)
-    policy: Policy = field(default_factory=Policy)
-    settings: Settings = field(default_factory=Settings)
-    max_connections: int = 1000
-    aliases: tuple[str, ...] = ()
-    heartbeat_events: bool = False
-    pad: bool = False
-    proxy: str | None = None  # the origin of one in front of this server, for the page
-
-    def bound(self, host: str, port: int, tls: bool) -> "Options":
-        """The same, with the page's own origins allowed: its lanes through a proxy name them."""
-        origins = (*self.access.origins, *page.origins(host, port, tls))
-        return replace(self, access=replace(self.access, origins=origins))
-
-    def served(self, engine: AnyEngine) -> Served:
-        """What the providers' dialects need to know."""
-        simulated = isinstance(engine, SimulatedEngine)
-        upstream = engine if isinstance(engine, UpstreamEngine) else None
-        return Served(
-            (upstream.model or DEFAULT) if upstream else self.model,
-            self.aliases,
-            engine.context,
-            # Words on a schedule have no end of their own.
-            default_tokens=SamplingParams().max_tokens if simulated else None,
-            fault_names=FIELDS if simulated else (),
-            heartbeat_events=self.heartbeat_events,
-            pad=self.pad,
-            listed=(lambda: upstream.listed) if upstream else tuple,
-        )
 
 
 class Server:
@@ -417,248 +371,6 @@ class Server:
 # --- The command -------------------------------------------------------------------------------
 
 
-_LIMITS, _SETTINGS, _POLICY = http1.Limits(), Settings(), Policy()
-
-# Under each heading of `--help`: name, default (its type is the flag's), help.
-FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
-    "where": (
-        ("--host", "127.0.0.1", "the address to serve on"),
-        ("--port", 8765, "0 takes a free one and prints it"),
-        ("--cert", "", "a PEM file: serve https and wss"),
-        ("--key", "", "the certificate's private key, when in a file of its own"),
-        ("--page-proxy", "", "a proxy in front, http://HOST:PORT, for the page to try"),
-    ),
-    "the model": (
-        ("--model", "default", "a folder, a .gguf file, a hub id, or 'simulated'"),
-        ("--device", "auto", "cuda, mps or cpu"),
-        ("--dtype", "auto", "float32, bfloat16 or float16"),
-        ("--context", 2048, "tokens of prompt and reply together; 0: as many as the model takes"),
-        ("--rows", 16, "replies that are generated at the same time"),
-        ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out; 0: no bound"),
-        ("--prefill-chunk", 128, "tokens of a prompt read between two steps of the others"),
-        ("--banned", "", "a file of phrases, one a line, that no reply may hold"),
-    ),
-    "the simulated model": (
-        ("--seed", 42, "of its schedule"),
-        ("--delay-ms", 33.0, "from one word to the next"),
-        ("--jitter-ms", 8.0, "by how much that varies"),
-        ("--first-delay-ms", 0.0, "before the first word"),
-    ),
-    "another server in place of a model": (
-        ("--upstream", "", "the URL of an OpenAI-compatible server to relay to"),
-        ("--upstream-key-env", "", "the environment variable that holds its API key"),
-        ("--upstream-model", "", "the model to ask for; else the first in its list"),
-        ("--upstream-timeout", 120.0, "seconds without a byte from it before it is given up"),
-    ),
-    "silence, slow clients, lost clients": (
-        ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one is sent; 0: none"),
-        ("--sse-heartbeat", "comment", "what is sent on event streams: comment, event or off"),
-        ("--slow-client", "buffer", "one that falls behind: buffer, pause or drop"),
-        ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
-        ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
-        ("--grace", _POLICY.grace_s, "seconds that a resumable reply goes on with no client"),
-        ("--keep", _POLICY.keep_s, "seconds that a resumable reply is kept after its end"),
-    ),
-    "limits": (
-        ("--queue", 64, "requests that may wait for a row; then 429"),
-        ("--connections", 1000, "at the same time; then 503"),
-        ("--target-bytes", _LIMITS.target_bytes, "the longest request target; then 414"),
-        ("--head-bytes", _LIMITS.head_bytes, "the longest head; then 431"),
-        ("--content-bytes", _LIMITS.content_bytes, "the longest content; then 413"),
-        ("--head-time", _SETTINGS.head_s, "seconds for a request's head to arrive; then 408"),
-        ("--content-time", _SETTINGS.content_s, "seconds for its content to arrive; then 408"),
-        ("--idle-time", _SETTINGS.idle_s, "seconds between two requests of a connection"),
-    ),
-}
-# name, metavar, help
-REPEATED = (
-    ("--cors", "ORIGIN", "let pages from this origin use the server"),
-    ("--api-key", "KEY", "ask for a key: this one"),
-    ("--alias", "NAME", "take this as a name of the model on the providers' routes"),
-)
-# name, help
-SWITCHES = (
-    ("--deterministic", "the same text whatever else is running"),
-    ("--naive", "do not notice that a client left, to see what that costs"),
-    ("--no-reuse", "read every prompt anew, also what the cache still holds of it"),
-    ("--pad", "hide the length of pieces on the providers' routes"),
-    ("--no-stand-in", 'refuse "model": "simulated" in a request'),
-)
-
-
-def count(text: str) -> int:
-    """A flag's whole number."""
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
-    return int(text)
-
-
-def amount(text: str) -> float:
-    """A flag's number of seconds or milliseconds."""
-    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return float(text)
-
-
-_KINDS: dict[type, Callable[[str], Any]] = {int: count, float: amount, str: str}
-_METAVARS = {int: "N", float: "N", str: None}
-
-
-def _argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="A streaming server for a language model.", usage="%(prog)s [FLAG ...]"
-    )
-    for heading, flags in FLAGS.items():
-        add = parser.add_argument_group(heading).add_argument
-        for name, default, text in flags:
-            text += " (%(default)s)" if default != "" else ""
-            kind = _KINDS[type(default)]
-            add(name, type=kind, default=default, metavar=_METAVARS[type(default)], help=text)
-    add = parser.add_argument_group("may be repeated").add_argument
-    for name, metavar, text in REPEATED:
-        text += "" if name == "--api-key" else "; * for any"
-        add(name, action="append", default=[], metavar=metavar, help=text)
-    add = parser.add_argument_group("switches").add_argument
-    for name, text in SWITCHES:
-        add(name, action="store_true", help=text)
-    return parser
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = _argument_parser()
-    args = parser.parse_args(arguments)
-    if args.slow_client not in SLOW_CLIENT:
-        parser.error(f"argument --slow-client: one of {', '.join(SLOW_CLIENT)}")
-    if args.rows == 0:
-        parser.error("argument --rows: at least 1")
-    if args.sse_heartbeat not in SSE_HEARTBEAT:
-        parser.error(f"argument --sse-heartbeat: one of {', '.join(SSE_HEARTBEAT)}")
-    try:
-        args.page_proxy = page.parse_proxy(args.page_proxy) if args.page_proxy else None
-    except ValueError as error:
-        parser.error(f"argument --page-proxy: {error}")
-    try:
-        if args.upstream:
-            make_upstream(args)
-    except ValueError as error:
-        parser.error(f"argument --upstream: {error}")
-    return args
-
-
-def read_banned(path: str) -> Banned:
-    """Read the phrases that no reply may hold. Raises OSError that names the file."""
-    try:
-        return Banned.read(path) if path else Banned(())
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"--banned {path}: {error}") from error
-
-
-def make_options(args: argparse.Namespace) -> Options:
-    """Sort the flags into the options of `Server`."""
-    limits = http1.Limits(
-        target_bytes=args.target_bytes,
-        head_bytes=args.head_bytes,
-        content_bytes=args.content_bytes,
-    )
-    settings = Settings(
-        head_s=args.head_time,
-        content_s=args.content_time,
-        idle_s=args.idle_time,
-        stall_s=args.stall,
-        heartbeat_s=args.heartbeat,
-        queued_bytes=args.queued_bytes,
-        naive=args.naive,
-        limits=limits,
-    )
-    policy = Policy(
-        slow_client=args.slow_client,
-        banned=read_banned(args.banned),
-        keep_s=args.keep,
-        grace_s=args.grace,
-        request_s=args.content_time,
-        heartbeats=args.sse_heartbeat != "off",
-        stand_in=not args.no_stand_in,
-    )
-    access = Access(tuple(args.cors), tuple(args.api_key))
-    return Options(
-        args.model,
-        access,
-        policy,
-        settings,
-        args.connections,
-        tuple(args.alias),
-        args.sse_heartbeat == "event",
-        args.pad,
-        args.page_proxy,
-    )
-
-
-def make_upstream(args: argparse.Namespace) -> UpstreamEngine:
-    """Set up the relay to another server. ValueError when a flag can't be used."""
-    key = None
-    if args.upstream_key_env and not (key := os.environ.get(args.upstream_key_env)):
-        raise ValueError(f"the environment variable {args.upstream_key_env} is not set")
-    return UpstreamEngine(
-        args.upstream,
-        key,
-        model=args.upstream_model or None,
-        timeout_s=args.upstream_timeout,
-        max_waiting=args.rows + args.queue,
-    )
-
-
-def make_engine(args: argparse.Namespace) -> AnyEngine:
-    """Load the model, or set up a stand-in: another server, or words on a schedule."""
-    if args.upstream:
-        return make_upstream(args)
-    if args.model == "simulated":
-        return SimulatedEngine(
-            args.seed,
-            delay_ms=args.delay_ms,
-            jitter_ms=args.jitter_ms,
-            first_delay_ms=args.first_delay_ms,
-        )
-    try:
-        import lm  # torch and transformers take a second; the simulated model has no need of them
-    except ModuleNotFoundError as error:
-        sys.exit(f"{error}: pip install -r requirements.txt, or --model simulated")
-
-    model = lm.LanguageModel.load(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        rows=args.rows,
-        context=args.context,
-        kv_memory=int(args.kv_memory * 2**20) or None,
-    )
-    model.fixed = args.deterministic
-    row_mib = model.context * model.bytes_per_token / 2**20
-    print(
-        f"{model.name}: {model.dtype} on {model.device}; {model.rows} rows of {model.context}"
-        f" tokens, {model.bytes_per_token:,} bytes a token, {row_mib:.0f} MiB a row",
-        file=sys.stderr,
-    )
-    return Engine(
-        model,
-        prefill_chunk=args.prefill_chunk,
-        max_waiting=args.queue,
-        reuse=not args.no_reuse,
-    )
-
-
-def make_tls(args: argparse.Namespace) -> ssl.SSLContext | None:
-    """Read the certificate, if one is given. Raises OSError that names it."""
-    if not args.cert:
-        return None
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        tls.load_cert_chain(args.cert, args.key or None)
-    except OSError as error:
-        raise OSError(f"--cert {args.cert}, --key {args.key or args.cert}: {error}") from error
-    return tls
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet. Raises OSError."""
     if port > 65535:  # getaddrinfo would take it modulo 65536
@@ -721,8 +433,38 @@ async def run(server: Server, listener: socket.socket, tls: ssl.SSLContext | Non
     await server.stop()
 
 
-def main() -> int:
-    """Bind first, so that a port in use is known before the model is loaded."""
+def within_open_files(options: Options) -> Options:
+    """The same with fewer connections, and a word about it, where the system allows no more."""
+    asked = options.max_connections
+    allowed = allow_connections(asked)
+    if allowed < asked:
+        text = f"--connections {asked}: open files are limited, to {allowed} here"
+        print(text, file=sys.stderr)
+    return replace(options, max_connections=allowed)
+
+
+def spare_the_loop() -> None:
+    """Set up the interpreter so that the event loop seldom waits for it; after all is loaded."""
+    # PyTorch leaves the interpreter to others while it computes. What the generation thread
+    # does in Python, the event loop should not have to wait for 5 ms long, Python's default.
+    sys.setswitchinterval(0.0005)
+    # Each open stream is some hundred objects that live long, and are looked through whenever
+    # so many new ones have been made: with thousands of streams every 700 is too often.
+    gc.set_threshold(10_000, 20, 20)
+    # What was imported and loaded stays. With PyTorch it is 400,000 objects, and every look
+    # through all of them would stop the event loop for a fifth of a second.
+    gc.collect()
+    gc.freeze()
+
+
+def main(
+    make_engine: Callable[[argparse.Namespace], AnyEngine] = make_engine,
+    make_server: Callable[[AnyEngine, Options], Server] = Server,
+) -> int:
+    """Bind first, so that a port in use is known before the model is loaded.
+
+    What is made by the parameters can be something around the usual one (`dated.py`).
+    """
     args = parse_arguments()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -736,11 +478,7 @@ def main() -> int:
         hint = " (--port 0 takes a free one)" if error.errno == errno.EADDRINUSE else ""
         print(f"cannot serve on {args.host}:{args.port}: {error}{hint}", file=sys.stderr)
         return 1
-    allowed = allow_connections(options.max_connections)
-    if allowed < options.max_connections:
-        text = f"--connections {options.max_connections}: open files are limited, to {allowed} here"
-        print(text, file=sys.stderr)
-        options = replace(options, max_connections=allowed)
+    options = within_open_files(options)
     with listener:
         if options.proxy:
             options = options.bound(args.host, listener.getsockname()[1], tls is not None)
@@ -751,18 +489,9 @@ def main() -> int:
             return 1
         if isinstance(engine, Engine):
             options = replace(options, model=engine.model.name)
-        # PyTorch leaves the interpreter to others while it computes. What the generation thread
-        # does in Python, the event loop should not have to wait for 5 ms long, Python's default.
-        sys.setswitchinterval(0.0005)
-        # Each open stream is some hundred objects that live long, and are looked through whenever
-        # so many new ones have been made: with thousands of streams every 700 is too often.
-        gc.set_threshold(10_000, 20, 20)
-        # What was imported and loaded stays. With PyTorch it is 400,000 objects, and every look
-        # through all of them would stop the event loop for a fifth of a second.
-        gc.collect()
-        gc.freeze()
+        spare_the_loop()
         try:
-            asyncio.run(run(Server(engine, options), listener, tls))
+            asyncio.run(run(make_server(engine, options), listener, tls))
         except OSError as error:
             print(f"cannot serve on {args.host}:{args.port}: {error}", file=sys.stderr)
             return 1

@@ -16,6 +16,7 @@ import http1
 import server
 from access import Access
 from engine import Engine
+from options import Options
 from simulated import SimulatedEngine
 from watching import Settings
 
@@ -35,7 +36,7 @@ async def serving(
     """A server on a free port; the engine is a fast simulated one unless given."""
     engine = engine or SimulatedEngine(delay_ms=1, jitter_ms=0)
     parts = {name: options.pop(name) for name in ("origins", "api_keys") if name in options}
-    chosen = server.Options(access=Access(**parts), settings=settings or Settings(), **options)
+    chosen = Options(access=Access(**parts), settings=settings or Settings(), **options)
     running = Running(server.Server(engine, chosen), server.bind("127.0.0.1", 0))
     await running.server.serve(running.listener, tls)
     try:

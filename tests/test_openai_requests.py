@@ -12,9 +12,9 @@ from serving import eventually, serving
 from strict import strictly
 
 import completions
-import server
 from engine import Engine
 from models import Served
+from options import make_engine, make_options, parse_arguments
 
 openai = require("openai")
 types = require("openai.types")
@@ -380,9 +380,9 @@ class TestFlags:
 
     async def test_all(self) -> None:
         flags = ["--model", "simulated", "--alias", "a", "--alias", "b", "--pad"]
-        args = server.parse_arguments([*flags, "--sse-heartbeat", "event"])
-        options = server.make_options(args)
-        served = options.served(server.make_engine(args))
+        args = parse_arguments([*flags, "--sse-heartbeat", "event"])
+        options = make_options(args)
+        served = options.served(make_engine(args))
         assert served.names == ["simulated", "default", "a", "b"]
         assert (served.pad, served.heartbeat_events, options.policy.heartbeats) == (
             True, True, True,
@@ -390,10 +390,10 @@ class TestFlags:
 
     @pytest.mark.parametrize(("mode", "on"), [("comment", True), ("off", False)])
     async def test_heartbeats(self, mode: str, on: bool) -> None:
-        options = server.make_options(server.parse_arguments(["--sse-heartbeat", mode]))
+        options = make_options(parse_arguments(["--sse-heartbeat", mode]))
         assert (options.policy.heartbeats, options.heartbeat_events) == (on, False)
 
     async def test_no_such_heartbeat(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
-            server.parse_arguments(["--sse-heartbeat", "loud"])
+            parse_arguments(["--sse-heartbeat", "loud"])
         assert "--sse-heartbeat" in capsys.readouterr().err

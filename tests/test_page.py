@@ -9,9 +9,9 @@ from serving import error_of, serving
 
 import http1
 import page
-import server
 from engine import Engine
 from generation import BadRequest
+from options import make_options, parse_arguments
 from simulated import SimulatedEngine
 
 HTML = "text/html,application/xhtml+xml,*/*;q=0.8"
@@ -60,8 +60,8 @@ class TestIndex:
 
     async def test_with_a_proxy(self) -> None:
         """A request that the page sends through the proxy is one of another origin."""
-        args = server.parse_arguments(["--page-proxy", "http://127.0.0.1:8766/"])
-        options = server.make_options(args).bound("127.0.0.1", 1234, False)
+        args = parse_arguments(["--page-proxy", "http://127.0.0.1:8766/"])
+        options = make_options(args).bound("127.0.0.1", 1234, False)
         assert options.proxy == "http://127.0.0.1:8766"
         async with serving(proxy=options.proxy, origins=options.access.origins) as running:
             answer = await running.ask("GET", "/", Accept=HTML)
@@ -80,7 +80,7 @@ class TestIndex:
     )
     def test_no_proxy(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
-            server.parse_arguments(["--page-proxy", url])
+            parse_arguments(["--page-proxy", url])
         assert "--page-proxy" in capsys.readouterr().err
 
     async def test_with_keys(self) -> None:
@@ -161,7 +161,7 @@ class TestStandIn:
         assert health["stand_in"] is False
 
     async def test_may_be_left_out(self) -> None:
-        options = server.make_options(server.parse_arguments(["--no-stand-in"]))
+        options = make_options(parse_arguments(["--no-stand-in"]))
         async with serving(Engine(FakeModel()), policy=options.policy) as running:
             refused = await running.ask("POST", "/stream", STAND_IN)
             health = (await running.ask("GET", "/health")).json()

@@ -21,6 +21,7 @@ import http1
 import server
 import websocket
 from engine import Engine
+from options import Options, make_engine
 from simulated import SimulatedEngine
 
 ENDLESS = {"prompt": "a", "max_tokens": 1_000_000}
@@ -181,7 +182,7 @@ class TestStopping:
         monkeypatch.setattr(loop, "add_signal_handler", unknown)
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            app = server.Server(SimulatedEngine(), server.Options())
+            app = server.Server(SimulatedEngine(), Options())
             running = asyncio.create_task(server.run(app, server.bind("127.0.0.1", 0), None))
             printed = ""
             while not printed:
@@ -211,7 +212,6 @@ class TestStart:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Two sockets may be bound to one port until one of them listens."""
-        make_engine = server.make_engine
         with server.bind("127.0.0.1", 0) as other:
             port = other.getsockname()[1]
 
@@ -219,12 +219,11 @@ class TestStart:
                 other.listen()
                 return make_engine(args)
 
-            monkeypatch.setattr(server, "make_engine", slowly)
             monkeypatch.setattr(sys, "argv", f"server.py --model simulated --port {port}".split())
             monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
             # It is known before the engine has a thread that somebody would have to end.
             monkeypatch.setattr(SimulatedEngine, "start", pytest.fail)
-            assert server.main() == 1
+            assert server.main(slowly) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert f"127.0.0.1:{port}" in err
@@ -236,11 +235,10 @@ class TestStart:
             served.append(made)
 
         monkeypatch.setattr(server, "run", run)
-        monkeypatch.setattr(server, "make_engine", lambda _: Engine(FakeModel()))
         monkeypatch.setattr(sys, "argv", ["server.py", "--port", "0"])
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         monkeypatch.setattr(server, "gc", MagicMock())
-        assert server.main() == 0
+        assert server.main(lambda _: Engine(FakeModel())) == 0
         assert served[0].options.model == FakeModel.name
 
     async def test_restart_at_once(self) -> None:

@@ -1093,8 +1093,8 @@ class TestProgram:
 
     def test_needs_no_model_library(self) -> None:
         probe = (
-            "import sys, server; "
-            "server.make_engine(server.parse_arguments(['--upstream', 'http://gpu1:8000'])); "
+            "import options, sys; "
+            "options.make_engine(options.parse_arguments(['--upstream', 'http://gpu1:8000'])); "
             "print([name for name in ('torch', 'transformers', 'lm') if name in sys.modules])"
         )
         folder = Path(__file__).resolve().parent.parent
