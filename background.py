@@ -21,10 +21,12 @@ import re
 from access import Refusal
 from asks import Ask
 from connection import Exchange
-from delivery import STREAM_FIELDS, Delivery, Entry
+from delivery import STREAM_FIELDS, Delivery
 from dialects import Dialect
 from generation import BadRequest
 from replay import Replay
+from resuming import follow
+from telling import Entry
 
 RESPONSE_ID = re.compile(r"resp_([0-9a-f]{1,32})", re.ASCII)
 
@@ -51,18 +53,18 @@ class Background:
         """`POST /v1/responses`, in the background or not."""
         ask = await self._delivery.ask(exchange, self._dialect)
         if ask.background:
-            await self._begin(exchange, ask)
+            await self._keep(exchange, ask)
         else:
             await self._delivery.answer(exchange, self._dialect, ask)
 
-    async def _begin(self, exchange: Exchange, ask: Ask) -> None:
-        entry = await self._delivery.begin(exchange, ask)
+    async def _keep(self, exchange: Exchange, ask: Ask) -> None:
+        entry = await self._delivery.submit_checked(exchange, ask)
         events = self._dialect.events(ask, entry.generation)
         replay = BackgroundReply(entry.generation, grace_s=math.inf)
         telling = self._delivery.tell(entry, ask, events, replay)
         self._delivery.replays.add(replay, telling)
         if ask.stream:
-            await self._delivery.follow(exchange, replay, 0, entry, ask.faults)
+            await follow(self._delivery, exchange, replay, 0, entry, ask.faults)
         else:
             await self._tell(exchange, replay)
 
@@ -87,7 +89,7 @@ class Background:
             return
         generation = replay.generation
         entry = self._delivery.find(generation.id) or Entry("/v1/responses", generation)
-        await self._delivery.follow(exchange, replay, seen, entry)
+        await follow(self._delivery, exchange, replay, seen, entry)
 
     async def cancel(self, exchange: Exchange) -> None:
         """`POST /v1/responses/ID/cancel`; of one that has ended, what came of it."""

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Any
 
 from connection import Exchange
-from delivery import JSON, AnyEngine
+from delivery import JSON
 from dialects import to_json
-from engine import Engine
+from engine import AnyEngine, Engine
 from options import Options, make_engine
 from server import Server, main
 
@@ -62,8 +62,8 @@ class DatedServer(Server):
 
     def __init__(self, engine: AnyEngine, options: Options) -> None:
         super().__init__(engine, options)
-        self._routes["/passes"] = {"GET": self._passes}
-        self._routes["/beats"] = {"GET": self._beats}
+        self.routes.add("GET", "/passes", self._passes)
+        self.routes.add("GET", "/beats", self._beats)
         self._late: list[float] = []
         self._waited: list[float] = []
         self._waited_before = 0.0

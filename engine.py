@@ -105,6 +105,35 @@ class LanguageModel(Protocol):
         """Keep the first `length` ids of a row."""
 
 
+class AnyEngine(Protocol):
+    """What the server asks of an engine: the one below, the simulated one, or another server."""
+
+    failure: str | None
+    context: int
+
+    @property
+    def waiting(self) -> int: ...  # noqa: D102
+
+    @property
+    def running(self) -> int: ...  # noqa: D102
+
+    @property
+    def cache_bytes(self) -> int: ...  # noqa: D102
+
+    @property
+    def closed(self) -> bool: ...  # noqa: D102
+
+    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]: ...  # noqa: D102
+
+    def submit(self, prompt: Any, params: SamplingParams) -> Generation: ...  # noqa: D102
+
+    def start(self) -> None: ...  # noqa: D102
+
+    def cancel_all(self, reason: str) -> None: ...  # noqa: D102
+
+    def close(self, timeout: float) -> None: ...  # noqa: D102
+
+
 Delivery = tuple[Generation, str, str | None, Sequence[TokenLogprob]]
 
 

@@ -20,7 +20,7 @@ chunked coding, a zero before the next chunk's size (`chunk-size = 1*HEXDIG`).
 Covered: RFC 9110 sections 7.6 (forwarding: Connection, Max-Forwards, Via), 7.8 (Upgrade), 15.2
 (interim responses); RFC 9112 sections 3.2 (request targets), 6 and 7 (framing).
 
-Not here: connections, and who left (`proxy.py`, to be read next).
+Not here: connections, and who left (`proxy.py`). Read next: `proxy.py`.
 """
 
 import asyncio

@@ -16,7 +16,8 @@ To put one in front of a server of your own, take the configuration from here: P
 listens, UPSTREAM the server's host and port, FOLDER a folder that it may write to. The directives
 that decide about streams have a comment each.
 
-Not here: what is measured through them (`hop_experiments.py`, to be read next).
+Not here: what is measured through them (`hop_experiments.py`).
+Read next: `hop_experiments.py`.
 """
 
 import asyncio

@@ -39,10 +39,11 @@ from completions import (
     usage_of,
 )
 from connection import Exchange
-from delivery import Delivery, Entry
+from delivery import Delivery
 from generation import BadRequest, Generation
 from models import Served
 from outlet import Outlet
+from telling import Entry, to_the_end
 
 UNSUPPORTED_TEXT: dict[str, tuple[object, ...]] = {
     **UNSUPPORTED,
@@ -226,7 +227,7 @@ class Several:
         with ExitStack() as running:  # what goes wrong with one cancels the others
             entries = []
             for each in asks:
-                entry = await self._delivery.begin(exchange, each)
+                entry = await self._delivery.submit_checked(exchange, each)
                 running.enter_context(entry.generation)
                 entries.append(entry)
             if ask.stream:
@@ -257,7 +258,7 @@ class Several:
         self._delivery.watch(exchange, *entries)
         outlet = self._delivery.outlet(exchange, exchange, None, asks[0].faults)
         telling = self._side_by_side(asks, entries, chunks, outlet)
-        if await self._delivery.write(exchange, outlet, telling):
+        if await to_the_end(exchange, outlet, telling):
             exchange.finish()
 
     async def _side_by_side(

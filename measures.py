@@ -18,8 +18,8 @@ date and a gap of zero; the number of reads printed beside them tells why.
 Percentiles are nearest-rank: the smallest value with at least p percent of all values at or below
 it. They are always values that were seen, and are defined for one value as for a thousand.
 
-Not here: clocks and sockets (`wire.py`), what counts as text in which dialect (`readings.py`, which
-is to be read next), several replies together and how they are printed (`tally.py`).
+Not here: clocks and sockets (`wire.py`), what counts as text in which dialect (`readings.py`),
+several replies together and how they are printed (`tally.py`). Read next: `readings.py`.
 """
 
 from collections.abc import Iterable, Sequence

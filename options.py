@@ -8,7 +8,7 @@ A flag that can't be used is refused here, in words that name it, before anythin
 default means stands with those who act on it (`Settings`, `Policy`, `http1.Limits`).
 
 Not here: the address to serve on, which is bound before the model is loaded (`server.py`).
-Read next: `server.py`, where the routes are.
+Read next: `about.py`.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from typing import Any
 import http1
 import page
 from access import Access
-from delivery import SLOW_CLIENT, SSE_HEARTBEAT, AnyEngine, Policy
-from engine import Engine
+from delivery import SLOW_CLIENT, SSE_HEARTBEAT, Policy
+from engine import AnyEngine, Engine
 from generation import SamplingParams
 from models import DEFAULT, Served
 from pieces import Banned

@@ -9,8 +9,8 @@ a connection is never shared or kept. What is read is bounded, and so is each wa
 
 Over asyncio streams, which stop reading from the socket while 128 KiB wait for us.
 
-Not here: redirects, content codings (identity is asked for), what the answer means (`upstream.py`,
-which is to be read next).
+Not here: redirects, content codings (identity is asked for), what the answer means (`upstream.py`).
+Read next: `upstream.py`.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ Both keep the end law: what they hold is given out at the end, and an error pass
 what was safe to send. Both are closed by `aclose`, and close what they read from: the generation
 then stops.
 
-Read next: `outlet.py`.
+Read next: `telling.py`, where they are told.
 """
 
 import asyncio

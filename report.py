@@ -10,7 +10,7 @@ replaces its section and leaves the others as they are.
 
 Pure functions, but for `machine` and `versions`, which ask the system, and `record`, which writes
 the files. Not here: how a figure is drawn (`figures.py`), what is measured (`experiments.py`), and
-with what (`bench.py`, the file to read next).
+with what (`bench.py`). Read next: `bench.py`.
 """
 
 import contextlib

@@ -1,16 +1,16 @@
-"""The streaming server: routes, starting and stopping, and the command.
+"""The streaming server: from a connection to a handler, starting and stopping, and the command.
 
     python server.py                      the default model on http://127.0.0.1:8765
     python server.py --model simulated    words on a schedule, nothing to install
     python server.py --upstream URL       in front of any OpenAI-compatible server, the same
 
-A request comes from `connection.py` as an exchange; here its method and path are given a handler,
-or it is refused. Replies are `delivery.py`'s; what is left is to tell how the server is doing.
+A request comes from `connection.py` as an exchange; here it is looked up in the routes, and given
+to its handler or refused.
 
 Shutdown has three steps: accept no more; cancel every generation, so that each stream tells its
 client the reason and ends properly; after a grace time, drop what is left.
 
-Not here: what the flags say (`options.py`).
+Not here: what is at which address (`routes.py`), what the flags say (`options.py`).
 Read next: `page.py`, which serves the reader's side of it.
 """
 
@@ -27,43 +27,28 @@ import socket
 import ssl
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import http1
-import metrics
-import page
 import websocket
+from about import About
 from access import GENERATING, Refusal, allow
-from background import Background
-from completions import Chat
-from connection import Connection, Exchange
-from delivery import (
-    JSON,
-    STREAM_FIELDS,
-    AnyEngine,
-    Delivery,
-    Entry,
-    refusal_words,
-)
-from dialects import Dialect, to_json
-from engine import Engine
+from connection import Connection, Exchange, Handler
+from delivery import JSON, STREAM_FIELDS, Delivery, refusal_words
+from dialects import to_json
+from engine import AnyEngine, Engine
 from generation import BadRequest, EngineDown, QueueFull
-from legacy import Several, Text
-from messages import Messages
-from models import anthropic_model, anthropic_models, openai_model, openai_models
+from metrics import Metrics
 from options import Options, make_engine, make_options, make_tls, parse_arguments
-from responses import Responses
-from simulated import SimulatedEngine
-from upstream import UpstreamEngine
+from routes import Routes
+from telling import Entry
 from watching import ClientGone, WatchedReader
 from weights import ModelError
 
 log = logging.getLogger("server")
 
-TEXT = "text/plain; charset=utf-8"
-MODELS = "/v1/models/"
 # Connections that the kernel accepts for us while we are busy.
 BACKLOG = 1024
 # Connections beyond `--connections` that are told so at the same time; more are just dropped.
@@ -74,8 +59,6 @@ OTHER_FILES = 100
 GRACE_S = 5.0
 STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
 
-Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
-
 
 class Server:
     """Routes over one engine. `serve` a bound socket, then `stop`."""
@@ -83,53 +66,14 @@ class Server:
     def __init__(self, engine: AnyEngine, options: Options) -> None:
         self.engine = engine
         self.options = options
-        self.metrics = metrics.Metrics()
-        self.delivery = Delivery(engine, options.access, options.policy, self.metrics)
+        counted = Metrics()
+        self.delivery = Delivery(engine, options.access, options.policy, counted)
         self._connections: set[Connection] = set()  # those that are served
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._listener: asyncio.Server | None = None
-        reply = self.delivery
-        # Which dialect an address speaks, by its longest prefix here: also for its refusals.
-        self.served = options.served(engine)
-        chat = Chat(self.served)
-        text = Text(self.served)
-        messages = Messages(self.served)
-        responses = Responses(self.served)
-        background = Background(reply, responses)
-        self._dialects: dict[str, Dialect] = {
-            "/": reply.buffered,
-            "/v1/": chat,
-            "/v1/completions": text,
-            "/v1/responses": responses,
-            "/v1/messages": messages,
-        }
-        # A path that ends in "/" (other than the root) stands for all that are one name longer,
-        # and "*" for any one name.
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/complete": {"GET": reply.complete, "POST": reply.complete},
-            "/wait": {"POST": reply.complete},
-            "/blocking": {"POST": reply.complete},
-            "/stream": {"GET": reply.stream, "POST": reply.stream},
-            "/stream/": {"GET": reply.resume},
-            "/ws": {"GET": reply.websocket},
-            "/cancel/": {"POST": reply.cancel},
-            "/v1/chat/completions": {"POST": functools.partial(reply.reply, dialect=chat)},
-            "/v1/completions": {"POST": Several(reply, text).create},
-            "/v1/responses": {"POST": background.create},
-            "/v1/responses/": {"GET": background.retrieve},
-            "/v1/responses/*/cancel": {"POST": background.cancel},
-            "/v1/messages": {"POST": functools.partial(reply.reply, dialect=messages)},
-            "/v1/messages/count_tokens": {
-                "POST": functools.partial(reply.count_tokens, dialect=messages)
-            },
-            "/v1/models": {"GET": self._models},
-            MODELS: {"GET": self._model},
-            "/log": {"GET": self._log},
-            "/log/": {"POST": reply.mark},
-            "/health": {"GET": self._health},
-            "/metrics": {"GET": self._metrics},
-            "/": {"GET": self._index},
-        }
+        served = options.served(engine)
+        about = About(self.delivery, options, served, counted, self._connections)
+        self.routes = Routes(self.delivery, about, served, options)
 
     @property
     def entries(self) -> deque[Entry]:
@@ -227,7 +171,7 @@ class Server:
             raise Refusal(417, "only 100-continue can be expected")
         if request.target == "*":
             return self._allowed  # RFC 9110 section 9.3.7: about the server as a whole
-        methods = self._methods(request.path)
+        methods = self.routes.at(request.path)
         # A preflight is answered everywhere: without it a page could not even read the 404.
         preflight = "access-control-request-method" in request.fields
         if request.method == "OPTIONS" and (methods or preflight):
@@ -246,32 +190,14 @@ class Server:
             return self._head
         return methods[name]
 
-    def _methods(self, path: str) -> Mapping[str, Handler] | None:
-        if path.startswith(MODELS):
-            return self._routes[MODELS]  # a model's name may hold a slash
-        parent, _, name = path.rpartition("/")
-        above = parent.rpartition("/")[0]
-        places = (path, f"{parent}/" if parent and name else path, f"{above}/*/{name}")
-        return next((self._routes[place] for place in places if place in self._routes), None)
-
     def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         if exchange.status is not None:
             raise refusal
-        dialect = self._dialect(exchange.request)
+        dialect = self.routes.dialect(exchange.request)
         error = dialect.refusal(refusal.status, str(refusal), refusal.type, refusal.field)
         body = to_json(error).encode()
         fields = [*refusal.fields, *self.options.access.fields(exchange.request)]
         exchange.respond(refusal.status, body, JSON, fields)
-
-    def _dialect(self, request: http1.Request) -> Dialect:
-        try:
-            path = request.path
-        except http1.ProtocolError:  # which may be why it is refused
-            path = "/"
-        if path.startswith("/v1/models") and "anthropic-version" in request.fields:
-            path = "/v1/messages"  # both providers' clients ask there
-        prefixes = [prefix for prefix in self._dialects if path.startswith(prefix)]
-        return self._dialects[max(prefixes, key=len, default="/")]
 
     async def _allowed(self, exchange: Exchange, methods: Mapping[str, Any] | None = None) -> None:
         """OPTIONS: what can be done here; and the preflight that a browser asks with it."""
@@ -285,87 +211,6 @@ class Server:
         is_stream = exchange.request.path == "/stream"
         fields = STREAM_FIELDS if is_stream else [("Content-Type", JSON)]
         exchange.respond_empty(200, [*fields, *self.options.access.fields(exchange.request)])
-
-    # How the server is doing.
-
-    def _tell(self, exchange: Exchange, status: int, body: str, content_type: str) -> None:
-        fields = self.options.access.fields(exchange.request)
-        exchange.respond(status, body.encode(), content_type, fields)
-
-    async def _models(self, exchange: Exchange) -> None:
-        """`GET /v1/models`, in the shape of the provider whose client asks."""
-        anthropic = "anthropic-version" in exchange.request.fields
-        await self.delivery.list_models()
-        models = (anthropic_models if anthropic else openai_models)(self.served)
-        self._tell(exchange, 200, to_json(models), JSON)
-
-    async def _model(self, exchange: Exchange) -> None:
-        name = exchange.request.path.removeprefix(MODELS)
-        await self.delivery.list_models()
-        if not self.served.knows(name):
-            raise Refusal(404, f"the model {name[:100]!r} is not served here", "model_not_found")
-        anthropic = "anthropic-version" in exchange.request.fields
-        model = (anthropic_model if anthropic else openai_model)(self.served, name)
-        self._tell(exchange, 200, to_json(model), JSON)
-
-    async def _log(self, exchange: Exchange) -> None:
-        lines = [entry.as_dict() for entry in self.entries]
-        self._tell(exchange, 200, to_json({"requests": lines}), JSON)
-
-    async def _health(self, exchange: Exchange) -> None:
-        failure = self.engine.failure
-        state = {
-            "status": "ok" if failure is None else failure,
-            "model": self.options.model,
-            "running": self._running,
-            "waiting": self.engine.waiting,
-        }
-        if isinstance(self.engine, UpstreamEngine):
-            state["upstream"] = str(self.engine.outbound.address)
-            state["model"] = self.engine.model  # null until the server there has named it
-        # What the page needs to know: which engines there are, how to get to them.
-        state["simulated"] = isinstance(self.engine, SimulatedEngine)
-        state["stand_in"] = self.delivery.stand_in not in (None, self.engine)
-        state["proxy"] = self.options.proxy
-        state["needs_key"] = bool(self.options.access.api_keys)
-        self._tell(exchange, 200 if failure is None else 503, to_json(state), JSON)
-
-    @property
-    def _running(self) -> int:
-        """Replies that hold a row, and those of the stand-in."""
-        beside = self.delivery.stand_in
-        if beside is None or beside is self.engine:
-            return self.engine.running
-        return self.engine.running + beside.running
-
-    async def _metrics(self, exchange: Exchange) -> None:
-        queued = sum(c.writer.transport.get_write_buffer_size() for c in self._connections)
-        gauges = {
-            "server_requests_running": ("Replies under way.", self._running),
-            "server_requests_waiting": ("Requests in the queue.", self.engine.waiting),
-            "server_cache_used_bytes": ("Cache of running replies.", self.engine.cache_bytes),
-            "server_connections": ("Open connections.", len(self._connections)),
-            "server_client_queued_bytes": ("Written, and not yet taken by clients.", queued),
-            "server_replies_kept": ("Replies that can be resumed.", len(self.delivery.replays)),
-        }
-        self._tell(exchange, 200, self.metrics.text(gauges), metrics.CONTENT_TYPE)
-
-    async def _index(self, exchange: Exchange) -> None:
-        """The page for a browser; for curl a list of routes."""
-        if page.wanted(exchange.request.fields.get("accept")):
-            fields = [
-                *page.fields(self.options.proxy),
-                *self.options.access.fields(exchange.request),
-            ]
-            exchange.respond(200, page.content(), page.HTML, fields)
-            return
-        host = exchange.request.host
-        lines = []
-        for path, methods in self._routes.items():
-            one = "ID" if path.endswith("/") and path != "/" else ""
-            lines.append(f"{' '.join(methods):10} {path.replace('*', 'ID')}{one}")
-        example = f'curl -N http://{host}/stream -d \'{{"prompt": "One, two,"}}\''
-        self._tell(exchange, 200, "\n".join([*lines, "", example, ""]), TEXT)
 
 
 # --- The command -------------------------------------------------------------------------------

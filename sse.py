@@ -25,8 +25,8 @@ never takes such a byte with it: no line is cut or joined by being decoded with 
 Follows the HTML standard, sections 9.2.5 "Parsing an event stream" and 9.2.6 "Interpreting an
 event stream" (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-Not here: connecting and reconnecting (client.py); what the data holds (dialects.py). Next to read:
-http1.py, the messages that carry these bytes.
+Not here: connecting and reconnecting (client.py); what the data holds (dialects.py).
+Read next: `http1.py`, the messages that carry these bytes.
 """
 
 import re

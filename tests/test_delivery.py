@@ -21,11 +21,12 @@ import http1
 import sse
 import websocket
 from client import Failure, Options, Reply, ask
-from delivery import Entry, Policy
+from delivery import Policy
 from engine import Engine
 from generation import Generation
 from pieces import Banned
 from simulated import SimulatedEngine
+from telling import Entry
 
 ROUTES = ("/stream", "/complete", "/ws")
 

@@ -1,0 +1,139 @@
+"""How a reply is told: each piece as an event the moment that it is there, then its one end.
+
+The last part of a token's way, all in one call on the event loop:
+
+    Generation.deliver     generation.py   a piece comes out of the generation thread
+      Teller.take          here            the dialect makes an event of it
+        ToClient.put       outlet.py       the event gets its frame: a chunk, or a WebSocket's
+          Exchange.write   watching.py     the bytes go to the transport, at once
+
+`tell` is what stands around that call: what a dialect writes before the first piece, the waiting
+for a client that is behind, and how it ended, which every stream says exactly once.
+
+Not here: where the pieces come from (`delivery.py` begins a reply).
+Read next: `outlet.py`, where the events go.
+"""
+
+import functools
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from connection import Exchange
+from dialects import Events
+from generation import Filtered, Generation, GenerationError
+from outlet import Cut, Outlet
+from pieces import Pieces, pour
+from replay import ABANDONED
+
+
+@dataclass(slots=True)
+class Entry:
+    """One reply's line in `/log`."""
+
+    route: str
+    generation: Generation
+    client_left: bool = False
+    told: int = 0  # events that were numbered, and the last
+    page: dict[str, float | None] | None = None  # what the page measured of it
+
+    @property
+    def last_id(self) -> str:
+        """The id of the event that was told last: number 0 before any that has one."""
+        return f"{self.generation.id}:{self.told}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line as JSON tells it; `finish_reason` is null while the reply runs."""
+        generation = self.generation
+        return {
+            "id": generation.id,
+            "route": self.route,
+            **generation.usage,
+            "finish_reason": generation.finish_reason,
+            "client_left": self.client_left,
+            "cancel_reason": generation.cancel_reason,
+            "timings": generation.timings.as_dict(),
+            "page": self.page,
+        }
+
+
+class Numbered(Enum):
+    """Which events of a stream are given an id."""
+
+    NONE = auto()
+    END = auto()
+    ALL = auto()
+
+
+class Teller:
+    """Takes a reply's pieces, and puts each where it is told as an event."""
+
+    __slots__ = ("_entry", "_events", "_numbered", "_outlet")
+
+    def __init__(self, entry: Entry, events: Events, outlet: Outlet, numbered: bool) -> None:
+        self._entry = entry
+        self._events = events
+        self._outlet = outlet
+        self._numbered = numbered
+
+    def take(self, piece: str) -> bool:
+        """Tell a piece the moment that it is there."""
+        if not self._numbered:
+            return self._outlet.put(self._events.piece(piece))
+        self._entry.told += 1
+        return self._outlet.put(self._events.piece(piece, self._entry.last_id))
+
+
+async def tell(
+    entry: Entry,
+    pieces: Pieces,
+    events: Events,
+    outlet: Outlet,
+    numbered: Numbered = Numbered.NONE,
+) -> None:
+    """Tell a reply: put an event for each piece the moment it is there, then for the one end.
+
+    Before the one after the end is put, `outlet.ready` is still to be awaited.
+    """
+    generation = entry.generation
+    teller = Teller(entry, events, outlet, numbered is Numbered.ALL)
+    if begin := events.begin():
+        entry.told += 1
+        outlet.put(begin)
+        await outlet.ready()
+    tell_end = functools.partial(events.end, generation)
+    try:
+        await pour(pieces, teller.take, outlet.ready)
+    except GenerationError as error:
+        generation.filtered = isinstance(error, Filtered)
+        tell_end = functools.partial(events.error, str(error), error.type)
+    if why := broken_off(generation):
+        tell_end = functools.partial(events.error, *why)
+    entry.told += 1
+    outlet.put(tell_end(None if numbered is Numbered.NONE else entry.last_id))
+
+
+async def to_the_end(exchange: Exchange, outlet: Outlet, telling: Awaitable[None]) -> bool:
+    """Tell to the end, and have it written; False when a fault asked for a cut."""
+    try:
+        await telling
+        await outlet.ready()
+    except Cut:
+        exchange.cut()
+        return False
+    return True
+
+
+# Not by the client's own wish: such a reply must not look like one that has ended.
+BROKEN_OFF = {
+    "shutdown": ("the server is shutting down", "unavailable"),
+    ABANDONED: ("nobody followed the reply any more", "abandoned"),
+}
+
+
+def broken_off(generation: Generation) -> tuple[str, str] | None:
+    """Message and type of the error that a cancelled reply has to end in, if any."""
+    if generation.finish_reason != "cancelled":
+        return None
+    return BROKEN_OFF.get(generation.cancel_reason or "")
