@@ -473,7 +473,7 @@ class TestCut:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with serving() as running:
-            running.server._routes["/health"]["GET"] = _raise
+            running.server.routes.add("GET", "/health", _raise)
             answer = await running.ask("GET", "/health")
             assert answer.status == 500
             assert "secret" not in answer.content.decode()
@@ -490,7 +490,7 @@ class TestCut:
             raise RuntimeError("secret")
 
         async with serving() as running, running.connect() as peer:
-            running.server._routes["/health"]["GET"] = half
+            running.server.routes.add("GET", "/health", half)
             peer.parser.expect("GET")
             peer.send(f"GET /health HTTP/{version}\r\nHost: x\r\n\r\n".encode())
             await peer.until(b"data: 1\n\n")
@@ -508,7 +508,7 @@ class TestCut:
             exchange.finish()
 
         async with serving() as running, running.connect() as peer:
-            running.server._routes["/health"]["GET"] = parts
+            running.server.routes.add("GET", "/health", parts)
             peer.request("GET", "/health", Connection="close")
             raw = await peer.closed()
         assert raw.count(b"0\r\n\r\n") == 1
