@@ -4,10 +4,10 @@
     async with Session() as session:          # one connection, kept alive
         reply = await session.ask(url, body, Options(timeout=10))
 
-Connecting (the name, TCP, TLS) comes before the clock of `exchange.py` starts, and is given apart.
+Connecting (the name, TCP, TLS) comes before the clock of `roundtrip.py` starts, and is given apart.
 What a server does wrong is in the `Reply`: its failure, and what came before it.
 
-Not here: how a reply is read (`exchange.py`, before this one). Read next: `diagnosis.py`.
+Not here: how a reply is read (`roundtrip.py`, before this one). Read next: `diagnosis.py`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ import http1
 import sse
 import websocket
 from contents import ContentError
-from exchange import Exchange
 from measures import Failure, Reply
 from readings import DialectError
+from roundtrip import RoundTrip
 from target import Options, Target
 from wire import Failed, Wire, connect, os_words
 
@@ -57,7 +57,7 @@ class Session:
         """
         target = Target.parse(url)
         reply = self.reply = Reply(url, options.mode or target.mode)
-        exchange = Exchange(target, body, options, reply)
+        round_trip = RoundTrip(target, body, options, reply)
         origin = target.host, target.port, target.tls
         if self._origin not in (None, origin):
             raise ValueError("a session is for one origin")
@@ -66,7 +66,7 @@ class Session:
         try:
             async with asyncio.timeout(options.timeout):
                 wire = await self._connect(target, reply)
-                persists = await exchange.run(wire)
+                persists = await round_trip.run(wire)
         except TimeoutError:
             reply.fail(Failure.TIMEOUT, f"not complete after {options.timeout:g} s")
         except _EXPECTED as exc:

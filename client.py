@@ -11,7 +11,7 @@ parsers of this project and the standard library alone, so nothing hides what is
 
 As a module: `ask` for one reply, a `Session` for several over one connection (`asking.py`).
 
-Not here: what is measured (`measures.py`), how a reply is read (`exchange.py`), what it shows
+Not here: what is measured (`measures.py`), how a reply is read (`roundtrip.py`), what it shows
 (`diagnosis.py`). Read next: `forwarding.py`, for the gateway that spoils the measures on purpose.
 """
 

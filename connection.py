@@ -16,7 +16,7 @@ steps); RFC 9110 section 10.1.1 (Expect).
 
 Not here: who is still there to read (`watching.py`), routes and replies (`server.py`), the
 client's half (`client.py`).
-Read next: `session.py`.
+Read next: `duplex.py`.
 """
 
 import asyncio

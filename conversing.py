@@ -1,11 +1,11 @@
 """A reply over a WebSocket: one request in, pieces out, and the client is heard all the while.
 
     client --- {"prompt": ...} ------> parsed as on `/stream`, or refused in a message
-           <-- {"text": "Two"} ...     the same telling, with a session's frames for an outlet
+           <-- {"text": "Two"} ...     the same telling, in frames
            --- {"stop": true} ------>  at any time, also before the first piece
            <-- {"done": true, ...}     then the closing handshake
 
-Not here: frames and messages (`websocket.py`), pings and closing (`session.py`).
+Not here: frames and messages (`websocket.py`), pings and closing (`duplex.py`).
 Read next: `options.py`, what the flags say of all this.
 """
 
@@ -19,8 +19,8 @@ from asks import Ask
 from connection import Exchange
 from delivery import Delivery, refusal_words
 from dialects import Frames
+from duplex import Duplex
 from generation import BadRequest, EngineDown, QueueFull
-from session import Session
 from telling import Entry, to_the_end
 from watching import ClientGone
 
@@ -37,27 +37,27 @@ class Conversing:
     async def converse(self, exchange: Exchange) -> None:
         """`GET /ws`: one request in, pieces out, `{"stop": true}` in at any time."""
         limits = exchange.connection.settings.limits
-        session = Session(exchange, limits.content_bytes or MESSAGE_BYTES)
-        await session.accept()
+        duplex = Duplex(exchange, limits.content_bytes or MESSAGE_BYTES)
+        await duplex.accept()
         try:
-            ask = await self._ask(exchange, session)
+            ask = await self._ask(exchange, duplex)
             if ask is None:
                 return
             entry = await self._delivery.submit("/ws", ask)
         except TimeoutError:
             away = (1001, "") if self._delivery.stopping else (1008, "no request came")
-            await session.close(*away)
+            await duplex.close(*away)
             return
         except (BadRequest, QueueFull, EngineDown) as error:
-            session.send(Frames().refusal(*refusal_words(error)))
-            await session.close()
+            duplex.send(Frames().refusal(*refusal_words(error)))
+            await duplex.close()
             return
-        await self._reply(exchange, session, entry, ask)
+        await self._reply(exchange, duplex, entry, ask)
 
-    async def _ask(self, exchange: Exchange, session: Session) -> Ask | None:
+    async def _ask(self, exchange: Exchange, duplex: Duplex) -> Ask | None:
         """What the first message asks for; None when none comes, TimeoutError when not in time."""
         async with exchange.connection.patience(self._delivery.policy.request_s):
-            message = await session.receive()
+            message = await duplex.receive()
         if message is None:
             return None
         ask = self._delivery.streamed.parse(_body(message))
@@ -67,14 +67,14 @@ class Conversing:
             raise BadRequest("events is for event streams", "events")
         return ask
 
-    async def _reply(self, exchange: Exchange, session: Session, entry: Entry, ask: Ask) -> None:
+    async def _reply(self, exchange: Exchange, duplex: Duplex, entry: Entry, ask: Ask) -> None:
         """Send pieces and listen at the same time, until the reply or the client ends."""
         delivery = self._delivery
         with entry.generation as generation:
             delivery.watch(exchange, entry)
-            listening = asyncio.create_task(self._listen(session, entry))
+            listening = asyncio.create_task(self._listen(duplex, entry))
             try:
-                outlet = delivery.outlet(exchange, session, generation, ask.faults)
+                outlet = delivery.outlet(exchange, duplex, generation, ask.faults)
                 telling = delivery.tell(entry, ask, Frames(), outlet)
                 whole = await to_the_end(exchange, outlet, telling)
             finally:
@@ -82,17 +82,17 @@ class Conversing:
                 with contextlib.suppress(asyncio.CancelledError):
                     await listening
         if whole:
-            await session.close(1001 if delivery.stopping else 1000)
+            await duplex.close(1001 if delivery.stopping else 1000)
 
-    async def _listen(self, session: Session, entry: Entry) -> None:
+    async def _listen(self, duplex: Duplex, entry: Entry) -> None:
         while True:
             try:
-                message = await session.receive()
+                message = await duplex.receive()
             except ClientGone:
                 return  # the watch on the exchange knows
             if message is None:
                 # Closed, closing or broken: in each case nobody waits for the rest.
-                session.exchange.left("the client closed the WebSocket")
+                duplex.exchange.left("the client closed the WebSocket")
                 return
             with contextlib.suppress(BadRequest):
                 if _body(message).get("stop") is True:

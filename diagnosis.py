@@ -20,7 +20,7 @@ A reply can have several findings: how it was paced, how it ended, whether it wa
 are in order of weight, and the first is the verdict. Only dates and counts go in; so a verdict on
 made-up dates is exact, and tests are tables.
 
-Not here: the dates (`exchange.py`), several replies and printing (`tally.py`).
+Not here: the dates (`roundtrip.py`), several replies and printing (`tally.py`).
 Read next: `tally.py`.
 """
 

@@ -37,7 +37,7 @@ class Outlet(Protocol):
 
 
 class Sender(Protocol):
-    """An `Exchange` that streams, or a WebSocket's `Session`."""
+    """An `Exchange` that streams, or a WebSocket's `Duplex`."""
 
     def frame(self, data: Any) -> bytes:
         """How an event or a message goes on the wire."""

@@ -2,7 +2,7 @@
 
     http://127.0.0.1:8765/stream  ->  Target   +  Options  ->  b"POST /stream HTTP/1.1 ..."
 
-Not here: the connection (`wire.py`, before this one), the reply. Read next: `exchange.py`.
+Not here: the connection (`wire.py`, before this one), the reply. Read next: `roundtrip.py`.
 """
 
 import json

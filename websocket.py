@@ -36,7 +36,7 @@ connection: writes `close(error.close_code, str(error))` and closes the TCP conn
 
 Not here: extensions such as permessage-deflate (RFC 7692) and subprotocols, always declined, which
 section 4.2.2 permits: the messages of this project are a few bytes, and it has one protocol.
-Not here either: the Origin policy (`access.py`), time limits and Pings (`session.py`).
+Not here either: the Origin policy (`access.py`), time limits and Pings (`duplex.py`).
 
 Read next: `detokenizer.py`, where the text that travels in these messages comes from.
 """

@@ -10,7 +10,7 @@ while a measuring client has to leave as real clients do: with FIN, with RST, or
 How wrong is a date? The kernel notes when it got each packet (Linux: SO_TIMESTAMPNS); `late` is
 the time from there to the date: the wake-up, and whatever else this process had to do first.
 
-Not here: what the bytes mean (`exchange.py`). Read next: `target.py`.
+Not here: what the bytes mean (`roundtrip.py`). Read next: `target.py`.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ W = TypeVar("W", bound="Wire")
 
 
 class Failed(Exception):
-    """The exchange is over, for this reason."""
+    """The round trip is over, for this reason."""
 
     def __init__(self, failure: Failure, message: str) -> None:
         super().__init__(message)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import http1  # noqa: E402
 import server  # noqa: E402
 from connection import Connection, Exchange, error_body  # noqa: E402
-from session import Session  # noqa: E402
+from duplex import Duplex  # noqa: E402
 from watching import Settings, WatchedReader  # noqa: E402
 
 SSE_CASES = ROOT.parent / "shared" / "checks" / "sse_cases.json"
@@ -37,11 +37,11 @@ async def echo(exchange: Exchange) -> None:
 
 
 async def websocket_echo(exchange: Exchange) -> None:
-    session = Session(exchange, max_message_bytes=MESSAGE_BYTES)
-    await session.accept()
+    duplex = Duplex(exchange, max_message_bytes=MESSAGE_BYTES)
+    await duplex.accept()
     exchange.heartbeat = b""
-    while (message := await session.receive()) is not None:
-        session.send(message)
+    while (message := await duplex.receive()) is not None:
+        duplex.send(message)
         await exchange.drained()
 
 

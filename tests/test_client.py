@@ -19,8 +19,8 @@ from scripted import reset, scripted, until, until_client_ends
 
 import client
 import contents
-import exchange
 import http1
+import roundtrip
 import sse
 import tally
 import websocket
@@ -218,7 +218,7 @@ class TestEventStream:
         assert "100000" in reply.error
 
     async def test_a_reply_without_end_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(exchange, "MAX_REPLY_BYTES", 100_000)
+        monkeypatch.setattr(roundtrip, "MAX_REPLY_BYTES", 100_000)
         reply = await replay([HEAD_CLOSE, *[b": ping\n\n" * 1000] * 30])
         assert reply.failure is Failure.PROTOCOL
         assert "100000" in reply.error
@@ -756,7 +756,7 @@ class TestLeaving:
         assert "0.2 s" in reply.error
 
     async def test_an_end_marker_that_ends_nothing(self, monkeypatch):
-        monkeypatch.setattr(exchange, "LINGER_S", 0.1)
+        monkeypatch.setattr(roundtrip, "LINGER_S", 0.1)
         reply = await replay([*TWO[:-1], until_client_ends])
         assert reply.failure is Failure.TIMEOUT
         assert "end marker" in reply.error

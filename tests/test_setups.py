@@ -13,7 +13,7 @@ import pytest
 from processes import SERVER, started
 from require import require_program
 from scripted import scripted
-from test_exchange import FINISH, chat
+from test_roundtrip import FINISH, chat
 
 import hops
 import http1

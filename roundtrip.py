@@ -4,7 +4,7 @@
     http1, websocket                                                              (framing)
     contents       content decoded and cut into events                            (media type)
     readings       what an event says: text, end, error, usage: a `Meaning`       (dialect)
-    Exchange       drives the four and writes down what happens in a `Reply`      (measures)
+    RoundTrip      drives the four and writes down what happens in a `Reply`      (measures)
 
 The clock is monotonic and starts when the request's first byte is handed to the socket. On a
 WebSocket that is the opening handshake, and `Reply.opened` tells when it was over. An event is
@@ -102,7 +102,7 @@ def _media_type(response: http1.Response) -> str:
     return (response.fields.get("content-type") or "").partition(";")[0].strip().lower()
 
 
-class Exchange:
+class RoundTrip:
     """One request, and its reply as it is read into a `Reply`."""
 
     def __init__(

@@ -10,12 +10,12 @@ import zlib
 import pytest
 
 import contents
-import exchange
 import http1
+import roundtrip
 import sse
 import tally
-from exchange import Exchange
 from measures import Failure, Mode, Reply
+from roundtrip import RoundTrip
 from target import Options, Target
 from wire import Failed
 
@@ -64,7 +64,7 @@ async def replay(*script, dialect="auto", mode=Mode.STREAM, head=HEAD, **more):
     """The reply to a script of (date, bytes); the head comes at 0.1, end-of-file with the last."""
     target = Target.parse("http://x/stream")
     reply = Reply("http://x/stream", mode)
-    given = Exchange(target, {}, Options(dialect=dialect, mode=mode, **more), reply)
+    given = RoundTrip(target, {}, Options(dialect=dialect, mode=mode, **more), reply)
     try:
         await given.run(FakeWire([(0.1, head), *script]))
     except (Failed, http1.ProtocolError, ValueError) as error:
@@ -446,7 +446,7 @@ class TestCompression:
         assert f"not {coding}" in reply.error
 
     async def test_a_bomb_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(exchange, "MAX_REPLY_BYTES", 1_000_000)
+        monkeypatch.setattr(roundtrip, "MAX_REPLY_BYTES", 1_000_000)
         monkeypatch.setattr(contents, "MAX_EVENT_BYTES", 10_000_000)
         bomb = gzip.compress(b": " + b"x" * 50_000_000)
         reply = await replay((1.0, bomb), head=self.head("gzip"))
@@ -465,7 +465,7 @@ async def test_a_number_that_no_float_holds_is_none(number):
 
 
 async def test_events_are_bounded_in_number(monkeypatch):
-    monkeypatch.setattr(exchange, "MAX_EVENTS", 1000)
+    monkeypatch.setattr(roundtrip, "MAX_EVENTS", 1000)
     reply = await replay(*((1.0, event({}) * 300) for _ in range(10)))
     assert reply.failure is Failure.PROTOCOL
     assert "exceeds 1000 events" in reply.error

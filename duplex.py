@@ -19,7 +19,7 @@ from watching import ClientGone
 CLOSE_S = 2.5
 
 
-class Session:
+class Duplex:
     """Messages in and out. One task may read while others send."""
 
     def __init__(self, exchange: Exchange, max_message_bytes: int = 1024 * 1024) -> None:

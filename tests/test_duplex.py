@@ -11,7 +11,7 @@ import pytest
 from serving import eventually, quick, serving
 from sockets import MASK, OPENING, WebClient, open_websocket
 
-import session
+import duplex
 import websocket
 from delivery import Policy
 from simulated import SimulatedEngine
@@ -298,7 +298,7 @@ class TestClosing:
     async def test_a_client_that_never_answers_the_close(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(session, "CLOSE_S", 0.05)
+        monkeypatch.setattr(duplex, "CLOSE_S", 0.05)
         async with serving() as running, running.connect() as peer:
             web = await open_websocket(peer)
             web.say(SEEDED)
@@ -347,7 +347,7 @@ class TestViolations:
         self, raw: bytes, code: int, when: str,
         caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
-        monkeypatch.setattr(session, "CLOSE_S", 3600)  # section 7.1.7: it is not waited for
+        monkeypatch.setattr(duplex, "CLOSE_S", 3600)  # section 7.1.7: it is not waited for
         async with serving() as running, running.connect() as peer:
             web = await open_websocket(peer)
             if when != "first":
