@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from engine import Prompt
 from generation import BadRequest, SamplingParams
 
 # What a template writes around each message, about: many empty ones are work, too.
@@ -25,9 +26,6 @@ TURN_CHARACTERS = 50
 # Objects and lists within each other. No request needs as many; what is told of a request, or to a
 # template, a grammar or another server, is written by code that calls itself for each.
 MAX_DEPTH = 200
-
-# Plain text to continue, chat messages, or token ids as they are.
-Prompt = str | list[dict[str, Any]] | list[int]
 
 
 @dataclass(frozen=True, slots=True)

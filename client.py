@@ -138,7 +138,7 @@ class Printer:
             print(f"client.py: {reply.failure}: {reply.error}", file=sys.stderr)
             return
         print(tally.reply_table(reply), file=sys.stderr)
-        print(tally.findings_words(diagnosis.diagnose(reply)), file=sys.stderr)
+        print(tally.diagnoses_words(diagnosis.diagnose(reply)), file=sys.stderr)
 
     def _print_tallies(self, duration: float) -> None:
         for found in self._tallies:

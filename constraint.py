@@ -114,7 +114,7 @@ class Vocabulary:
         known = token < self._tokenizer.vocab_size
         return self._tokenizer.decode_bytes([token]) if known else b""
 
-    def constraint(self, schema: Mapping[str, Any]) -> "Constraint":
+    def constraint(self, schema: Mapping[str, Any]) -> "SchemaConstraint":
         """Return a constraint at its start; ValueError when the schema can't be followed.
 
         The first time it takes a millisecond; 60 for 2,000 properties, 3 s for the worst there is.
@@ -125,7 +125,7 @@ class Vocabulary:
             text = json.dumps(schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from error
-        return Constraint(self, self._grammar(text).deep_copy(), REACH + len(text))
+        return SchemaConstraint(self, self._grammar(text).deep_copy(), REACH + len(text))
 
     def _compile(self, text: str) -> LLMatcher:
         if len(text) > MAX_CHARACTERS:
@@ -157,7 +157,7 @@ class Vocabulary:
         return matcher
 
 
-class Constraint:
+class SchemaConstraint:
     """Where one reply stands in its schema's grammar; for one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, reach: int) -> None:

@@ -28,10 +28,10 @@ from typing import Any
 import asks
 import page
 from access import Access, Refusal
-from asks import Ask, Prompt
+from asks import Ask
 from connection import Exchange
 from dialects import Dialect, Events, Native, to_json
-from engine import AnyEngine, Engine, token_ids
+from engine import AnyEngine, Engine, Prompt, token_ids
 from generation import BadRequest, EngineDown, Filtered, Generation, GenerationError, QueueFull
 from messages import Messages
 from metrics import Metrics

@@ -16,7 +16,7 @@ before them. Where most of the text came packed, it was buffered.
 A buffer that passes blocks on when they are full leaves its size in the bytes: every burst but the
 last holds the same number of them, and the end of a block cuts an event in two.
 
-A reply can have several findings: how it was paced, how it ended, whether it was compressed. They
+A reply can have several diagnoses: how it was paced, how it ended, whether it was compressed. They
 are in order of weight, and the first is the verdict. Only dates and counts go in; so a verdict on
 made-up dates is exact, and tests are tables.
 
@@ -100,7 +100,7 @@ UNJUDGED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing found: what it is, what that means, and the numbers that show it."""
 
     kind: Kind
@@ -130,24 +130,24 @@ class Burst:
         return quick and self.count >= fewest
 
 
-def diagnose(reply: Reply) -> list[Finding]:
+def diagnose(reply: Reply) -> list[Diagnosis]:
     """Return what there is to say about a reply, the weightiest first; never empty."""
-    findings = [_ending(reply), _coding(reply), *_pacing(reply)]
-    found = [finding for finding in findings if finding is not None]
+    diagnoses = [_ending(reply), _coding(reply), *_pacing(reply)]
+    found = [each for each in diagnoses if each is not None]
     if not found:
-        return [Finding(Kind.SHORT, "it was left before it could be judged")]
-    return sorted(found, key=lambda finding: _WEIGHT[finding.kind])
+        return [Diagnosis(Kind.SHORT, "it was left before it could be judged")]
+    return sorted(found, key=lambda each: _WEIGHT[each.kind])
 
 
 def kinds(reply: Reply) -> list[Kind]:
     """Return only the kinds of what was found."""
-    return [finding.kind for finding in diagnose(reply)]
+    return [each.kind for each in diagnose(reply)]
 
 
 # How it ended
 
 
-def _ending(reply: Reply) -> Finding | None:
+def _ending(reply: Reply) -> Diagnosis | None:
     why = f"{reply.failure}: {reply.error}"
     match reply.failure:
         case None:
@@ -156,33 +156,33 @@ def _ending(reply: Reply) -> Finding | None:
             return None
         case Failure.NOT_A_STREAM:
             words = 'the reply is a whole document; was a stream asked for ("stream": true)?'
-            return Finding(Kind.NOT_A_STREAM, words, why)
+            return Diagnosis(Kind.NOT_A_STREAM, words, why)
         case Failure.TRUNCATED:
             words = "the connection broke before the message was over: a crash, a time-out of a hop"
-            return Finding(Kind.CUT, words, why)
+            return Diagnosis(Kind.CUT, words, why)
         case Failure.NO_END_MARKER:
             words = (
                 "the message ended as if complete, without an end marker or a finish reason:"
                 " the server failed, a hop hid a cut, or the server never says that it is done"
             )
-            return Finding(Kind.CUT, words, why)
+            return Diagnosis(Kind.CUT, words, why)
         case Failure.IN_BAND | Failure.PROTOCOL | Failure.TIMEOUT:
-            return Finding(Kind.FAILED, "it did not come to its end", why)
+            return Diagnosis(Kind.FAILED, "it did not come to its end", why)
         case _:
-            return Finding(Kind.REFUSED, "there is no reply to judge", why)
+            return Diagnosis(Kind.REFUSED, "there is no reply to judge", why)
 
 
-def _marker(reply: Reply) -> Finding | None:
+def _marker(reply: Reply) -> Diagnosis | None:
     if reply.end is not None or reply.mode is Mode.TEXT:
         return None
-    return Finding(
+    return Diagnosis(
         Kind.NO_MARKER,
         "a client that waits for [DONE] would take this for a cut",
         f"the last word was finish reason {reply.finish_reason!r}",
     )
 
 
-def _coding(reply: Reply) -> Finding | None:
+def _coding(reply: Reply) -> Diagnosis | None:
     if not reply.coding:
         return None
     words = "a compressor keeps pieces back until it has enough, unless it is flushed after each"
@@ -190,18 +190,18 @@ def _coding(reply: Reply) -> Finding | None:
     dates = [arrival.at for arrival in reply.arrivals if arrival.content]
     if reply.failure is Failure.CODING and dates:  # its bytes have dates where its text has none
         shown += f"; its bytes came in {len(dates)} reads, {_ms(dates[0])} to {_ms(dates[-1])}"
-    return Finding(Kind.COMPRESSED, words, shown)
+    return Diagnosis(Kind.COMPRESSED, words, shown)
 
 
 # How it was paced
 
 
-def _pacing(reply: Reply) -> list[Finding]:
+def _pacing(reply: Reply) -> list[Diagnosis]:
     events = [event for event in reply.events if event.text or event.reasoning]
     if not events:
         return _without_text(reply)
     if reply.mode is Mode.JSON:
-        return [Finding(Kind.NOT_A_STREAM, "one document, as asked for: all text at once")]
+        return [Diagnosis(Kind.NOT_A_STREAM, "one document, as asked for: all text at once")]
     if reply.left is not None and len(events) < FEWEST_EVENTS:
         return []
     parts = _parts(events) if reply.mode is Mode.TEXT else events
@@ -212,22 +212,24 @@ def _pacing(reply: Reply) -> list[Finding]:
         packed = [burst for burst in bursts if burst.packed(fewest)]
         if len(parts) >= FEWEST_EVENTS and _is_kept(bursts, packed):
             return [_kept(reply, len(parts), bursts, packed)]
-    findings = [finding for finding in (_late(reply), _stalls(reply), _slow(reply)) if finding]
-    if not any(finding.kind is Kind.STALLS for finding in findings):
-        findings.append(_steady(events))
-    return findings
+    diagnoses = [each for each in (_late(reply), _stalls(reply), _slow(reply)) if each]
+    if not any(each.kind is Kind.STALLS for each in diagnoses):
+        diagnoses.append(_steady(events))
+    return diagnoses
 
 
-def _without_text(reply: Reply) -> list[Finding]:
+def _without_text(reply: Reply) -> list[Diagnosis]:
     beats = reply.comments + reply.pings
     if beats:
         words = (
             "the connection is alive and no text comes: queued, stuck, or text this reader misses"
         )
-        return [Finding(Kind.HEARTBEATS, words, f"{beats} heartbeats, {len(reply.events)} events")]
+        return [
+            Diagnosis(Kind.HEARTBEATS, words, f"{beats} heartbeats, {len(reply.events)} events")
+        ]
     if reply.failure is None:
         seen = f"{len(reply.events)} events"
-        return [Finding(Kind.SHORT, "the reply is complete and has no text", seen)]
+        return [Diagnosis(Kind.SHORT, "the reply is complete and has no text", seen)]
     return []
 
 
@@ -264,14 +266,14 @@ def _is_kept(bursts: Sequence[Burst], packed: Sequence[Burst]) -> bool:
     return share >= PACKED_SHARE and after_silence >= SILENT_SHARE * total
 
 
-def _kept(reply: Reply, total: int, bursts: Sequence[Burst], packed: Sequence[Burst]) -> Finding:
+def _kept(reply: Reply, total: int, bursts: Sequence[Burst], packed: Sequence[Burst]) -> Diagnosis:
     last = bursts[-1]
     plain = reply.mode is Mode.TEXT
     unit = f"pieces of {PLAIN_EVENT_CHARACTERS} characters" if plain else "text events"
     if last is packed[-1] and last.count >= 0.9 * total:
         head = "with them" if _head_with_text(reply) else f"at {_ms(reply.first_byte)}"
         words = "something collects the whole reply before it passes it on"
-        return Finding(
+        return Diagnosis(
             Kind.HELD,
             words,
             f"{last.count} of {total} {unit} within {_ms(last.ended - last.began)},"
@@ -294,7 +296,7 @@ def _kept(reply: Reply, total: int, bursts: Sequence[Burst], packed: Sequence[Bu
         shown += "; whatever they hold, they come at the same intervals: a window of time"
     elif sizes:
         shown += f"; {min(sizes):,} to {max(sizes):,} bytes each, no common block size"
-    return Finding(
+    return Diagnosis(
         Kind.BUFFERED,
         "something collects pieces and passes them on in blocks, a hop if not the server",
         shown,
@@ -357,15 +359,15 @@ def _head_with_text(reply: Reply) -> bool:
     return first is not None and head is not None and first - head < SILENCE_S
 
 
-def _late(reply: Reply) -> Finding | None:
+def _late(reply: Reply) -> Diagnosis | None:
     head, first = reply.first_byte, reply.first_generated
     if head is None or first is None or first - head < LATE_S or head > first / 2:
         return None
     words = "the server answered at once and wrote later: queued, or a long prefill"
-    return Finding(Kind.LATE, words, f"head at {_ms(head)}, first text at {_ms(first)}")
+    return Diagnosis(Kind.LATE, words, f"head at {_ms(head)}, first text at {_ms(first)}")
 
 
-def _stalls(reply: Reply) -> Finding | None:
+def _stalls(reply: Reply) -> Diagnosis | None:
     dates = [event.at for event in reply.events if event.text or event.reasoning]
     gaps = [(later - earlier, earlier) for earlier, later in pairwise(dates)]
     usual = percentile([gap for gap, _ in gaps], 50) or 0.0
@@ -374,7 +376,7 @@ def _stalls(reply: Reply) -> Finding | None:
         return None
     longest, at = max(stalls)
     words = "it flows, then it stops for a while: look at the server's load, or at a lossy network"
-    return Finding(
+    return Diagnosis(
         Kind.STALLS,
         words,
         f"{len(stalls)} of {len(gaps)} gaps, the longest {_ms(longest)} at {_ms(at)};"
@@ -382,7 +384,7 @@ def _stalls(reply: Reply) -> Finding | None:
     )
 
 
-def _slow(reply: Reply) -> Finding | None:
+def _slow(reply: Reply) -> Diagnosis | None:
     token = reply.time_per_output_token()
     if token.seconds is None or token.seconds <= READER_S or token.count < FEWEST_EVENTS:
         return None
@@ -390,7 +392,7 @@ def _slow(reply: Reply) -> Finding | None:
         return None
     words = f"a reader waits for it; silent reading takes {_ms(READER_S)} a token"
     counted = f"{_ms(token.seconds)} a token, counted by {token.counted}"
-    return Finding(Kind.SLOW, words, counted)
+    return Diagnosis(Kind.SLOW, words, counted)
 
 
 def _slow_to_read(reply: Reply) -> bool:
@@ -400,7 +402,7 @@ def _slow_to_read(reply: Reply) -> bool:
     return first is not None and last is not None and last - first > READER_CHARACTER_S * characters
 
 
-def _steady(events: Sequence[Event]) -> Finding:
+def _steady(events: Sequence[Event]) -> Diagnosis:
     span = events[-1].at - events[0].at
     burst, *more = bursts_of(events)
     at_once = burst.reads == 1 or burst.packed(fewest=1)
@@ -410,13 +412,13 @@ def _steady(events: Sequence[Event]) -> Finding:
         if characters > LARGE_EVENT_CHARACTERS * len(events):
             words = f"the server itself wrote {characters:,} characters in so few events"
         shown = f"{len(events)} text events within {_ms(span)}"
-        return Finding(Kind.SHORT, words, shown)
+        return Diagnosis(Kind.SHORT, words, shown)
     gaps = [later.at - earlier.at for earlier, later in pairwise(events)]
     shown = (
         f"{len(events)} text events over {_ms(span)}, {len(gaps) / span:,.0f} a second,"
         f" the longest gap {_ms(max(gaps))}"
     )
-    return Finding(Kind.WELL, "text comes as it is written", shown)
+    return Diagnosis(Kind.WELL, "text comes as it is written", shown)
 
 
 # Several replies, and two paths

@@ -44,15 +44,16 @@ from run import Constraint, Run
 
 log = logging.getLogger("engine")
 
-Messages = list[dict[str, Any]]
-Prompt = str | Messages | list[int]
+Turns = list[dict[str, Any]]  # of a chat
+# Plain text to continue, a chat, or token ids as they are.
+Prompt = str | Turns | list[int]
 
 
-def token_ids(prompt: Prompt, encode: Callable[[str | Messages], list[int]]) -> list[int]:
+def token_ids(prompt: Prompt, encode: Callable[[str | Turns], list[int]]) -> list[int]:
     """The prompt's ids: as given, or encoded here and now."""
     if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
         return cast(list[int], prompt)
-    return encode(cast(str | Messages, prompt))
+    return encode(cast(str | Turns, prompt))
 
 
 class LanguageModel(Protocol):
@@ -134,7 +135,7 @@ class AnyEngine(Protocol):
     def close(self, timeout: float) -> None: ...  # noqa: D102
 
 
-Delivery = tuple[Generation, str, str | None, Sequence[TokenLogprob]]
+Parcel = tuple[Generation, str, str | None, Sequence[TokenLogprob]]
 
 
 class Engine:
@@ -169,7 +170,7 @@ class Engine:
         self._cached: list[list[int]] = [[] for _ in range(model.rows)]
         self._closing = False
         self._changed = False
-        self._deliveries: list[Delivery] = []
+        self._parcels: list[Parcel] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
@@ -415,7 +416,7 @@ class Engine:
         if finish_reason is not None:
             self._finish(run, piece, finish_reason)
         elif piece:
-            self._deliveries.append((generation, piece, None, run.tell(piece)))
+            self._parcels.append((generation, piece, None, run.tell(piece)))
 
     def _logprob(self, logits: Any, index: int, token: int, count: int) -> TokenLogprob:
         (_, logprob), *top = self.model.logprobs(logits, index, token, count)
@@ -446,7 +447,7 @@ class Engine:
         with self._wake:
             self._runs.discard(run)
         run.generation.matched_stop = run.stops.matched
-        self._deliveries.append((run.generation, piece, finish_reason, run.tell(piece)))
+        self._parcels.append((run.generation, piece, finish_reason, run.tell(piece)))
 
     def _fail(self, runs: list[Run], error: Exception) -> None:
         log.error("a generation failed", exc_info=error)
@@ -471,21 +472,21 @@ class Engine:
         self._rows = [None] * len(self._rows)
         for run in runs:
             run.generation.error = error and "the generation thread died"
-            self._deliveries.append((run.generation, "", finish_reason, ()))
+            self._parcels.append((run.generation, "", finish_reason, ()))
 
     def _hand_over(self) -> None:
         """Bring all that a forward pass made to the event loop in one crossing."""
-        deliveries, self._deliveries = self._deliveries, []
-        if deliveries and self._loop is not None:
+        parcels, self._parcels = self._parcels, []
+        if parcels and self._loop is not None:
             # A loop that was closed in the meantime has nobody waiting on it.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_deliver, deliveries)
+                self._loop.call_soon_threadsafe(_deliver, parcels)
 
     @staticmethod
     def _since_submit(run: Run) -> float:
         return time.monotonic() - run.generation.submitted
 
 
-def _deliver(deliveries: Iterable[Delivery]) -> None:
-    for generation, piece, finish_reason, logprobs in deliveries:
+def _deliver(parcels: Iterable[Parcel]) -> None:
+    for generation, piece, finish_reason, logprobs in parcels:
         generation.deliver(piece, finish_reason, logprobs)

@@ -9,7 +9,7 @@ expects it. Content passes byte for byte, in a frame that the client understands
     chunked                chunked                   to the end of the connection
     to the end             chunked                   to the end of the connection
 
-`Reply` holds the content until a block is full. The head is held too, until the first block
+`Downstream` holds the content until a block is full. The head is held too, until the first block
 leaves: nginx's head goes out with its first buffer, and a user of a buffering gateway should see
 the true time to first byte.
 
@@ -125,10 +125,10 @@ def response_fields(response: http1.Response) -> Pairs:
     return [*fields, via(response.version)]
 
 
-# The reply to the client
+# The response to the client
 
 
-class Reply:
+class Downstream:
     """One response on its way to the client: framed for it, and held until a block is full.
 
         waiting --start--> head held --block full, end or probe--> sending --end--> ended

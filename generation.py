@@ -121,11 +121,6 @@ class SamplingParams:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
                 raise BadRequest(f"each stop must be 1 to {MAX_STOP_CHARACTERS} characters", "stop")
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature == 0
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from asks import Ask, Prompt, flag, without_nulls
+from asks import Ask, flag, without_nulls
 from chats import refuse
 from completions import (
     COMMENT,
@@ -40,6 +40,7 @@ from completions import (
 )
 from connection import Exchange
 from delivery import Delivery
+from engine import Prompt
 from generation import BadRequest, Generation
 from models import Served
 from outlet import Outlet

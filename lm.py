@@ -58,7 +58,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sampling
 import weights
-from constraint import Constraint, Vocabulary
+from constraint import SchemaConstraint, Vocabulary
 from tokenizer import ChatTokenizer, Message
 from weights import ModelError
 
@@ -212,7 +212,7 @@ class LanguageModel:
             return best
         return sampling.choose(logits.line(index), params, history, random, allowed)
 
-    def constraint(self, schema: Mapping[str, Any]) -> Constraint:
+    def constraint(self, schema: Mapping[str, Any]) -> SchemaConstraint:
         """Return what keeps one reply to a JSON schema; ValueError when nothing can."""
         return self._vocabulary.constraint(schema)
 

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 # A server that counts more tokens has miscounted; a quotient by some such numbers overflows.
-MAX_TOKENS = 2**53
+MAX_COUNT = 2**53
 
 # Reads that are kept with their dates; the number of reads goes on.
 MAX_ARRIVALS = 2**18
@@ -241,11 +241,6 @@ class Reply:
         return len(self.text.encode("utf-8", "surrogatepass"))
 
     @property
-    def overhead(self) -> int:
-        """Bytes received that are not text: heads, framing, JSON, `data: `, end markers."""
-        return self.received.total - self.text_bytes
-
-    @property
     def first_text(self) -> float | None:
         """Client first text: the first complete event or body with reply text."""
         return first_text(self.events)
@@ -265,7 +260,7 @@ class Reply:
         """The number of tokens as the server counted them, if it did."""
         usage = self.usage or {}
         count = usage.get("completion_tokens", usage.get("output_tokens"))
-        return count if type(count) is int and 0 <= count < MAX_TOKENS else None
+        return count if type(count) is int and 0 <= count < MAX_COUNT else None
 
     @property
     def reasoning_tokens(self) -> int:
@@ -273,7 +268,7 @@ class Reply:
         usage = self.usage or {}
         details = usage.get("completion_tokens_details", usage.get("output_tokens_details"))
         count = details.get("reasoning_tokens") if isinstance(details, dict) else None
-        return count if type(count) is int and 0 <= count < MAX_TOKENS else 0
+        return count if type(count) is int and 0 <= count < MAX_COUNT else 0
 
     def time_per_output_token(self) -> TimePerOutputToken:
         """Return the time per output token, by usage if there is any, else by events.

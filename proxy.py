@@ -53,7 +53,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import http1
-from forwarding import ClientGone, Reply, asks_websocket, authority, hops_left, request_head
+from forwarding import ClientGone, Downstream, asks_websocket, authority, hops_left, request_head
 from watching import ends_unread, limit_silence
 
 READ_BYTES = 64 * 1024
@@ -84,12 +84,12 @@ class Settings:
 # One request and its response
 
 
-class Exchange:
+class Relay:
     """One request forwarded, its response relayed, and the client watched meanwhile."""
 
     def __init__(self, client: "Connection", request: http1.Request, settings: Settings) -> None:
         self.request = request
-        self.reply = Reply(client.writer, request, settings.stall_s)
+        self.downstream = Downstream(client.writer, request, settings.stall_s)
         self._client = client
         self._settings = settings
         self._request_complete = False
@@ -153,12 +153,12 @@ class Exchange:
             # So far ahead that its end may not even have been sent: only an answer tells.
             if self._now() - probed >= AHEAD_PROBE_S:
                 probed = self._now()
-                self.reply.probe()
+                self.downstream.probe()
             if await self._client.was_reset(within_s=PROBE_S):
                 return
-        writes_before, waited = self.reply.writes, False
+        writes_before, waited = self.downstream.writes, False
         while True:
-            possible = self.reply.probe() or self.reply.writes > writes_before
+            possible = self.downstream.probe() or self.downstream.writes > writes_before
             if waited and not possible:
                 return
             if await self._client.was_reset(within_s=PROBE_S):
@@ -171,16 +171,16 @@ class Exchange:
         """Relay to the end of the response; True when the protocol was switched."""
         while not isinstance(event := await self._next_event(), http1.End):
             if isinstance(event, http1.Content):
-                self.reply.hold(event.data)
+                self.downstream.hold(event.data)
             elif event.status == 101:
                 return self._switch(event)
             elif event.interim:
                 if self._parser.head_bytes > self._parser.limits.head_bytes:
                     raise http1.ProtocolError("too many interim responses", 502)
-                self.reply.interim(event)
+                self.downstream.interim(event)
             else:
                 self._start(event)
-        await self.reply.end()
+        await self.downstream.end()
         return False
 
     def _start(self, response: http1.Response) -> None:
@@ -192,18 +192,18 @@ class Exchange:
         keep_alive = persists and self._request_complete
         passed = self._settings.honor and "no" in response.fields.tokens("x-accel-buffering")
         block_bytes = 0 if passed else self._settings.block_bytes
-        self.reply.start(response, self._parser.framing, keep_alive, block_bytes)
+        self.downstream.start(response, self._parser.framing, keep_alive, block_bytes)
 
     def _switch(self, response: http1.Response) -> bool:
         if not asks_websocket(self.request):
             raise http1.ProtocolError("switched protocols unasked", 502)
-        self.reply.interim(response)
+        self.downstream.interim(response)
         return True
 
     async def _next_event(self) -> http1.Response | http1.Content | http1.End:
         """Give upstream's next event; what is due to the client leaves before each read."""
         while (event := self._parser.next_event()) is None:
-            await self.reply.flush()
+            await self.downstream.flush()
             data = await self._read_upstream()
             if data:
                 self._parser.feed(data)
@@ -283,7 +283,7 @@ class Connection:
         self.parser = http1.RequestParser(LIMITS)
         self.eof = False
         self._settings = settings
-        self._reply: Reply | None = None
+        self._downstream: Downstream | None = None
         # `drain` waits until the kernel has everything: a slow client holds upstream back at once.
         writer.transport.set_write_buffer_limits(0)
         self.socket = writer.get_extra_info("socket")
@@ -338,7 +338,7 @@ class Connection:
 
     async def _serve_one(self) -> bool:
         """Answer one request; whether another may follow."""
-        request = self._reply = None
+        request = self._downstream = None
         try:
             request = await self._read_head()
             if request is None:
@@ -348,13 +348,13 @@ class Connection:
                 return False
             if request.method == "CONNECT" or hops_left(request) == 0:
                 raise http1.ProtocolError(f"{request.method} is not implemented here", 501)
-            exchange = Exchange(self, request, self._settings)
-            self._reply = exchange.reply
-            await exchange.run()
-            return self._reply.keep_alive
+            relay = Relay(self, request, self._settings)
+            self._downstream = relay.downstream
+            await relay.run()
+            return self._downstream.keep_alive
         except http1.ProtocolError as error:
-            if self._reply is not None and self._reply.started:
-                await self._reply.cut()
+            if self._downstream is not None and self._downstream.started:
+                await self._downstream.cut()
             else:
                 await self._answer(request, error.status, error)
             return False
@@ -399,7 +399,7 @@ class Connection:
         Bytes that reach a closed socket are answered with a reset, which may destroy what the
         client has not read yet.
         """
-        if self._reply is not None and self._reply.needs_reset:
+        if self._downstream is not None and self._downstream.needs_reset:
             return
         self.writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -408,7 +408,8 @@ class Connection:
                     pass
 
     def _close(self) -> None:
-        if self._reply is not None and self._reply.needs_reset and not self.writer.is_closing():
+        downstream = self._downstream
+        if downstream is not None and downstream.needs_reset and not self.writer.is_closing():
             no_time = struct.pack("ii", 1, 0)  # close() then resets
             self.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, no_time)
         self.writer.transport.abort()

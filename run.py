@@ -22,7 +22,7 @@ from generation import Generation, SamplingParams, TokenLogprob
 
 
 class Constraint(Protocol):
-    """What keeps one reply to a form: `constraint.Constraint` is the real one."""
+    """What keeps one reply to a form: `constraint.SchemaConstraint` is the real one."""
 
     @property
     def finished(self) -> bool:

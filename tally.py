@@ -20,7 +20,7 @@ from typing import Any
 
 import diagnosis
 import measures
-from diagnosis import Finding, Kind
+from diagnosis import Diagnosis, Kind
 from measures import Failure, Reply, Spread, printable
 
 Rows = list[tuple[str, str]]
@@ -59,7 +59,7 @@ class Tally:
         self.failures: Counter[Failure] = Counter()
         self.words: dict[Failure, str] = {}  # of the first failure of a category
         self.kinds: list[list[Kind]] = []
-        self.examples: dict[Kind, Finding] = {}
+        self.examples: dict[Kind, Diagnosis] = {}
         self.ends: Counter[str] = Counter()  # the complete ones, by their finish reason
         self.complete = 0
         self.counted_events = False  # some reply had no usage to count its tokens by
@@ -72,9 +72,9 @@ class Tally:
     def add(self, reply: Reply) -> None:
         """Take the numbers out of a reply."""
         found = diagnosis.diagnose(reply)
-        self.kinds.append([finding.kind for finding in found])
-        for finding in found:
-            self.examples.setdefault(finding.kind, finding)
+        self.kinds.append([each.kind for each in found])
+        for each in found:
+            self.examples.setdefault(each.kind, each)
         self.dating_errors.extend(a.late for a in reply.arrivals if a.late is not None)
         if reply.failure is not None:
             self.failures[reply.failure] += 1
@@ -192,9 +192,9 @@ def _percentiles(name: str, spread: Spread, show: Callable[[float | None], str])
     return f"{name:<22}{spread.n:>8,}" + "".join(f"{show(value):>12}" for value in values)
 
 
-def findings_words(findings: Sequence[Finding]) -> str:
+def diagnoses_words(diagnoses: Sequence[Diagnosis]) -> str:
     """Return what was found in one reply, a line each."""
-    return "\n".join(f"-> {printable(str(finding))}" for finding in findings)
+    return "\n".join(f"-> {printable(str(each))}" for each in diagnoses)
 
 
 def verdict_words(tally: Tally) -> str:
@@ -254,7 +254,7 @@ def reply_record(reply: Reply) -> dict[str, Any]:
         "usage": reply.usage,
         "finish_reason": reply.finish_reason,
         "timings": reply.timings,
-        "diagnosis": [asdict(finding) for finding in found],
+        "diagnosis": [asdict(each) for each in found],
     }
 
 

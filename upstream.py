@@ -82,7 +82,7 @@ MAX_EVENT_BYTES = 1024 * 1024
 # So much of an upstream server's words is shown.
 MAX_MESSAGE_CHARACTERS = 500
 # No reply has more; what a broken server counts must not break our own sums.
-MAX_TOKENS = 2**53
+MAX_COUNT = 2**53
 
 # The upstream server's finish reasons in our words. Others (abort) mean that the reply is not what
 # the model would have said: an error, never an end. So does "filtered", but there are dialects that
@@ -383,7 +383,7 @@ class Relay:
         if isinstance(usage, dict):  # the last one counts: some send it with every chunk
             for name in ("prompt_tokens", "completion_tokens"):
                 count = usage.get(name)
-                if type(count) is int and 0 <= count <= MAX_TOKENS:
+                if type(count) is int and 0 <= count <= MAX_COUNT:
                     setattr(self.generation, name, count)
 
     def _since_submit(self) -> float:

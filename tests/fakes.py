@@ -107,7 +107,7 @@ class FakeModel:
         if self.script is not None:
             choice = self.script(history)
         else:
-            draw = 0 if params.greedy else random.randrange(26)
+            draw = 0 if params.temperature == 0 else random.randrange(26)
             choice = 97 + (sum(i * id for i, id in enumerate(history[-9:], 1)) + draw) % 26
         return choice if allowed is None else allowed[choice % len(allowed)]
 

@@ -146,7 +146,7 @@ def with_format(way: str, schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": inner}}
 
 
-class Reply:
+class Told:
     """What a way was told of a reply: its events or body checked strictly, and in common words."""
 
     text: str

@@ -471,7 +471,7 @@ class TestByteCounts:
         assert reply.received.unparsed == 0
         assert reply.received.total == server.peer.written
         assert reply.sent == len(server.peer.request_bytes)
-        assert reply.overhead == server.peer.written - len("Two plus")
+        assert reply.text_bytes == len("Two plus")
 
     @pytest.mark.parametrize("cut", [list, bytewise])
     async def test_close_delimited(self, cut):

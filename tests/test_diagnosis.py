@@ -119,9 +119,9 @@ def test_the_block_is_named(block):
     made.arrivals = [
         Arrival(at, block, min((i + 1) * block, count * EVENT_BYTES)) for i, at in enumerate(ends)
     ]
-    (finding,) = diagnose(made)
-    assert finding.kind is Kind.BUFFERED
-    assert f"each holds {block:,} bytes: blocks of {block // 1024} KiB" in finding.evidence
+    (diagnosis,) = diagnose(made)
+    assert diagnosis.kind is Kind.BUFFERED
+    assert f"each holds {block:,} bytes: blocks of {block // 1024} KiB" in diagnosis.evidence
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ REFUSALS = (Failure.CONNECT, Failure.TLS, Failure.STATUS, Failure.REDIRECT, Fail
 def test_refusals(failure):
     made = reply([])
     made.fail(failure, "words")
-    (finding,) = diagnose(made)
-    assert finding.kind is Kind.REFUSED
-    assert f"{failure}: words" in finding.evidence
+    (diagnosis,) = diagnose(made)
+    assert diagnosis.kind is Kind.REFUSED
+    assert f"{failure}: words" in diagnosis.evidence
 
 
 def test_no_marker_but_a_last_word():
@@ -319,9 +319,9 @@ def test_blocks_of_few_events(rate, expected):
 
 def test_a_window_of_time_is_not_taken_for_a_block():
     dates = read_every(steady(200, 0.033, first=0.4, jitter=0.25), 1.0)
-    (finding,) = diagnose(reply(dates))
-    assert finding.kind is Kind.BUFFERED
-    assert "a window of time" in finding.evidence
+    (diagnosis,) = diagnose(reply(dates))
+    assert diagnosis.kind is Kind.BUFFERED
+    assert "a window of time" in diagnosis.evidence
 
 
 def texts(*dated, mode=Mode.SSE):
@@ -344,7 +344,7 @@ def test_an_event_may_be_a_sentence(mode):
 def test_plain_text_is_judged_by_its_length():
     """What one read gave is one event, however much it is."""
     held = diagnose(texts((4.0, SENTENCE * 60), mode=Mode.TEXT))
-    assert [finding.kind for finding in held] == [Kind.HELD]
+    assert [each.kind for each in held] == [Kind.HELD]
     assert "pieces of 32 characters" in held[0].evidence
     blocks_of_text = [(1.0 + 2 * i, "x" * 4096) for i in range(5)]
     assert kinds(texts(*blocks_of_text, mode=Mode.TEXT)) == [Kind.BUFFERED]
@@ -353,6 +353,6 @@ def test_plain_text_is_judged_by_its_length():
 
 
 def test_few_large_events_are_the_servers():
-    (finding,) = diagnose(texts((4.0, SENTENCE * 60)))
-    assert finding.kind is Kind.SHORT
-    assert "3,000 characters in so few events" in finding.words
+    (diagnosis,) = diagnose(texts((4.0, SENTENCE * 60)))
+    assert diagnosis.kind is Kind.SHORT
+    assert "3,000 characters in so few events" in diagnosis.words

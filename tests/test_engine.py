@@ -99,7 +99,7 @@ class TestSamplingParams:
 
     @pytest.mark.parametrize("temperature", [0, 0.0, 1e-9, 0.005])
     def test_greedy_below_what_could_change_a_choice(self, temperature: float) -> None:
-        assert SamplingParams(temperature=temperature).greedy
+        assert SamplingParams(temperature=temperature).temperature == 0
 
     def test_accepts_the_limits(self) -> None:
         SamplingParams(max_tokens=1, temperature=2, top_p=1, seed=2**64 - 1, stop=("x",) * 16)

@@ -19,7 +19,7 @@ from noding import (
     SDKS,
     WAYS,
     Node,
-    Reply,
+    Told,
     anthropic_types,
     asking,
     error_of,
@@ -51,11 +51,11 @@ def saying(text: str) -> Engine:
 
 async def replies(
     node: Node, running: Running, ways: Sequence[str] = CHATS, **asked: Any
-) -> dict[tuple[str, bool], Reply]:
+) -> dict[tuple[str, bool], Told]:
     """The replies to one request in each of these ways, streamed and whole."""
     pairs = [(way, stream) for way in ways for stream in (True, False)]
     told = await node.call(running, *(asking(way, stream=s, **asked) for way, s in pairs))
-    return {pair: Reply(pair[0], one) for pair, one in zip(pairs, told, strict=True)}
+    return {pair: Told(pair[0], one) for pair, one in zip(pairs, told, strict=True)}
 
 
 class TestReplies:
@@ -183,12 +183,12 @@ async def constrained(
     values = []
     calls = [asking(way, stream=s, **with_tool(way, schema), **asked) for way, s in pairs]
     for (way, _), told in zip(pairs, await node.call(running, *calls), strict=True):
-        reply = Reply(way, told)
+        reply = Told(way, told)
         assert reply.reason == reason_for(way, "call"), way
         values.append(json.loads(reply.arguments))
     calls = [asking(way, stream=s, **with_format(way, schema), **asked) for way, s in pairs]
     for (way, _), told in zip(pairs, await node.call(running, *calls), strict=True):
-        reply = Reply(way, told)
+        reply = Told(way, told)
         values.append(told["final"] if way in AI else json.loads(reply.text))
     return values
 
@@ -204,7 +204,7 @@ class TestByASchema:
         calls = [asking(way, **with_tool(way, SCHEMA, named=False)) for way in CALLERS]
         async with serving(Engine(FakeModel())) as running:
             for way, told in zip(CALLERS, await node.call(running, *calls), strict=True):
-                assert Reply(way, told).arguments == ARGUMENTS
+                assert Told(way, told).arguments == ARGUMENTS
 
     async def test_the_sum_of_a_stream(self, node: Node) -> None:
         calls = [
@@ -269,7 +269,7 @@ class TestFailures:
                 assert (error["name"], error["status"]) == (name, 401), way
             keyed = [{**asking(way, tokens=3), "key": "secret"} for way in WAYS]
             for way, told in zip(WAYS, await node.call(running, *keyed), strict=True):
-                assert len(Reply(way, told).text.split()) == 3
+                assert len(Told(way, told).text.split()) == 3
 
     async def test_in_the_stream(self, node: Node) -> None:
         """Field reports 33, 122: what came is kept, the words are ours, and it is no end."""
@@ -284,7 +284,7 @@ class TestFailures:
                     assert [e["type"] for e in told["events"][-2:]] == ["error", "response.failed"]
                 elif way in SDKS:
                     assert error["name"] == "APIError"
-                reply = Reply(way, told, error=told["error"] is not None)
+                reply = Told(way, told, error=told["error"] is not None)
                 assert len(reply.text) == 3, way
                 assert reply.reason in (None, "error", "failed"), way
             whole = await node.call(running, *(asking(way, stream=False) for way in CHATS))
@@ -301,7 +301,7 @@ class TestFailures:
         async with serving() as running:
             for way, told in zip((*SDKS, *of_ai), await node.call(running, *calls), strict=True):
                 assert told["error"] is not None
-                reply = Reply(way, told, error=True)
+                reply = Told(way, told, error=True)
                 assert 0 < len(reply.text.split()) < 9, way
                 assert reply.reason is None, way
 
@@ -342,7 +342,7 @@ class TestSilence:
                 *(self.raw(servers[mode], way) for mode in HEARTBEATS for way in SDKS),
             )
         for (mode, way), one in zip(asked, told, strict=True):
-            reply = Reply(way, one)
+            reply = Told(way, one)
             assert len(reply.text.split()) == 2, (mode, way)
             assert reply.reason == reason_for(way, "length"), (mode, way)
         for (mode, way), content in zip(itertools.product(HEARTBEATS, SDKS), answers, strict=True):

@@ -372,14 +372,14 @@ class TestHonor:
 
     async def test_the_head_is_held_with_the_first_block(self) -> None:
         writer = FakeWriter()
-        reply = forwarding.Reply(writer, http1.Request("GET", "/", http1.Fields()), 1)  # type: ignore[arg-type]
+        downstream = forwarding.Downstream(writer, http1.Request("GET", "/", http1.Fields()), 1)  # type: ignore[arg-type]
         response = http1.Response(200, "OK", http1.Fields())
-        reply.start(response, "chunked", keep_alive=True, block_bytes=4)
-        reply.hold(b"123")
-        await reply.flush()
+        downstream.start(response, "chunked", keep_alive=True, block_bytes=4)
+        downstream.hold(b"123")
+        await downstream.flush()
         assert writer.written == b""
-        reply.hold(b"45")
-        await reply.flush()
+        downstream.hold(b"45")
+        await downstream.flush()
         assert writer.written.startswith(b"HTTP/1.1 200 OK\r\n")
         assert writer.written.endswith(b"\r\n\r\n4\r\n1234\r\n")
 

@@ -176,4 +176,4 @@ TEXT = b"".join(chat(content=word) for word in ["one", "two", "three", "four", "
 async def test_a_stream_that_ends_without_a_marker(end, expected):
     async with scripted([HEAD, TEXT, end]) as server:
         reply = await ask(server.url(), {}, Options(mode=Mode.STREAM, dialect="auto"))
-    assert [finding.kind for finding in diagnose(reply)] == expected
+    assert [each.kind for each in diagnose(reply)] == expected
