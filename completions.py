@@ -1,20 +1,22 @@
-"""OpenAI's dialect that everybody speaks: `POST /v1/chat/completions`.
+"""OpenAI's dialect that everybody speaks: chat completions.
 
     {"model": "default", "stream": true, "messages": [{"role": "user", "content": "Count."}]}
 
-    data: {"id": ..., "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, ...
-    data: {"id": ..., "choices": [{"index": 0, "delta": {"content": "One"}, ...     a piece
-    data: {"id": ..., "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], ...
-    data: {"id": ..., "choices": [], "usage": {...}}                                if asked for
-    data: [DONE]
+POST /v1/chat/completions
+        data: {"id": ..., "choices": [{"index": 0, "delta": {"role": "assistant", ...}, ...}]}
+        data: {"id": ..., "choices": [{"index": 0, "delta": {"content": "Two"}, ... null}]}
+        data: {"id": ..., "choices": [{"index": 0, "delta": {}, ... "finish_reason": "stop"}]}
+        data: [DONE]
+    or  data: {"error": {"message": "the model failed", "type": "server_error", ...}}
 
+With usage asked for, `data: {"id": ..., "choices": [], "usage": {...}}` comes before `[DONE]`.
 Every chunk has the same `id`, `created` and `model`, and a `finish_reason`, which is null in all
 but one. The arguments of a function that has to be called come as pieces of `tool_calls` in place
 of `content`. The older dialect, which shares what it can with this one, is `legacy.py`'s.
 
-A reply that fails ends with `data: {"error": {...}}` and no `[DONE]`: clients raise it, and keep
-what came before. No event has an `id` line: the SDK for Python hands out an empty event for every
-comment that comes after one.
+A reply that fails ends with its error and no `[DONE]`: clients raise it, and keep what came before.
+No event has an `id` line: the SDK for Python hands out an empty event for every comment that comes
+after one.
 
 The model decides nothing by itself: with `tool_choice` "auto" it answers in words, as with "none".
 

@@ -32,9 +32,10 @@ The providers' dialects say the same in more words, each in a file of its own:
     silence  a comment            a comment          a comment                event: ping
     refusal  {"error": {}}        {"error": {}}      {"error": {}}            {"type": "error", ...}
 
-The bytes, line by line but for the empty line after each event, when the model says "Two" and is
-done; or, from the word on, when it fails after that. What is left out (`...`) is null or of no
-weight here, or the same in all events of a reply: its id, its model.
+Each file begins with its bytes, as this one ends with the native ones: line by line, but for the
+empty line after each event, when the model says "Two" and is done; or, from the word on, when it
+fails after that. What is left out (`...`) is null or of no weight here, or the same in all events
+of a reply: its id, its model.
 
 POST /stream
         data: {"text": "Two"}
@@ -45,57 +46,6 @@ GET /ws
         {"text": "Two"}
         {"done": true, "id": ..., "finish_reason": "stop", "usage": {...}, "timings": {...}}
     or  {"error": {"message": "the model failed", "type": "model_error"}}
-POST /v1/chat/completions
-        data: {"id": ..., "choices": [{"index": 0, "delta": {"role": "assistant", ...}, ...}]}
-        data: {"id": ..., "choices": [{"index": 0, "delta": {"content": "Two"}, ... null}]}
-        data: {"id": ..., "choices": [{"index": 0, "delta": {}, ... "finish_reason": "stop"}]}
-        data: [DONE]
-    or  data: {"error": {"message": "the model failed", "type": "server_error", ...}}
-POST /v1/completions
-        data: {"id": ..., "choices": [{"index": 0, "text": "Two", ... "finish_reason": null}]}
-        data: {"id": ..., "choices": [{"index": 0, "text": "", ... "finish_reason": "stop"}]}
-        data: [DONE]
-    or  data: {"error": {"message": "the model failed", "type": "server_error", ...}}
-POST /v1/responses
-        event: response.created
-        data: {"type": "response.created", "sequence_number": 0, "response": {...}}
-        event: response.in_progress
-        data: {"type": "response.in_progress", "sequence_number": 1, "response": {...}}
-        event: response.output_item.added
-        data: {"type": "response.output_item.added", "sequence_number": 2, ... "item": {...}}
-        event: response.content_part.added
-        data: {"type": "response.content_part.added", "sequence_number": 3, ... "part": {...}}
-        event: response.output_text.delta
-        data: {"type": "response.output_text.delta", "sequence_number": 4, ... "delta": "Two", ...}
-        event: response.output_text.done
-        data: {"type": "response.output_text.done", "sequence_number": 5, ... "text": "Two", ...}
-        event: response.content_part.done
-        data: {"type": "response.content_part.done", "sequence_number": 6, ... "part": {...}}
-        event: response.output_item.done
-        data: {"type": "response.output_item.done", "sequence_number": 7, ... "item": {...}}
-        event: response.completed
-        data: {"type": "response.completed", "sequence_number": 8, "response": {...}}
-    or  event: error
-        data: {"type": "error", "sequence_number": 5, ... "message": "the model failed", ...}
-        event: response.failed
-        data: {"type": "response.failed", "sequence_number": 6, "response": {...}}
-POST /v1/messages
-        event: message_start
-        data: {"type": "message_start", "message": {... "content": [], ... "usage": {...}}}
-        event: content_block_start
-        data: {"type": "content_block_start", "index": 0, "content_block": {...}}
-        event: ping
-        data: {"type": "ping"}
-        event: content_block_delta
-        data: {"type": "content_block_delta", "index": 0, "delta": {... "text": "Two"}}
-        event: content_block_stop
-        data: {"type": "content_block_stop", "index": 0}
-        event: message_delta
-        data: {"type": "message_delta", "delta": {"stop_reason": "end_turn", ...}, "usage": {...}}
-        event: message_stop
-        data: {"type": "message_stop"}
-    or  event: error
-        data: {"type": "error", "error": {"type": "api_error", "message": "the model failed"}}
 
 JSON is UTF-8, with the default separators. U+0085, U+2028 and U+2029 are escaped: they may stand
 in JSON strings, but many clients split lines on them.

@@ -1,11 +1,12 @@
-"""OpenAI's older dialect: `POST /v1/completions`, a text that is continued.
+"""OpenAI's older dialect: completions, a text that is continued.
 
     {"model": "default", "stream": true, "prompt": ["One, two,", "A, b,"]}
 
-    data: {"id": ..., "choices": [{"index": 0, "text": " three", "finish_reason": null, ...
-    data: {"id": ..., "choices": [{"index": 1, "text": " c", "finish_reason": null, ...
-    ...
-    data: [DONE]
+POST /v1/completions
+        data: {"id": ..., "choices": [{"index": 0, "text": "Two", ... "finish_reason": null}]}
+        data: {"id": ..., "choices": [{"index": 0, "text": "", ... "finish_reason": "stop"}]}
+        data: [DONE]
+    or  data: {"error": {"message": "the model failed", "type": "server_error", ...}}
 
 A prompt is a text, or the ids of its tokens. A request may have several: each gets a reply of its
 own, which is generated beside the others and told under its own `index` as it comes. All of them

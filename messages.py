@@ -1,19 +1,32 @@
-"""Anthropic's dialect: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+"""Anthropic's dialect: messages, and the count of a prompt's tokens (`/v1/messages/count_tokens`).
 
     {"model": "default", "max_tokens": 20, "stream": true,
      "system": "Be brief.", "messages": [{"role": "user", "content": "Count."}]}
 
-    event: message_start         the message so far: no content, and the tokens of the prompt
-    event: content_block_start   block 0: a text, or a tool_use where a tool was chosen
-    event: ping                  also what breaks a silence
-    event: content_block_delta   a piece: text_delta, or input_json_delta
-    event: content_block_stop
-    event: message_delta         stop_reason, and the tokens of the reply
-    event: message_stop
+POST /v1/messages
+        event: message_start
+        data: {"type": "message_start", "message": {... "content": [], ... "usage": {...}}}
+        event: content_block_start
+        data: {"type": "content_block_start", "index": 0, "content_block": {...}}
+        event: ping
+        data: {"type": "ping"}
+        event: content_block_delta
+        data: {"type": "content_block_delta", "index": 0, "delta": {... "text": "Two"}}
+        event: content_block_stop
+        data: {"type": "content_block_stop", "index": 0}
+        event: message_delta
+        data: {"type": "message_delta", "delta": {"stop_reason": "end_turn", ...}, "usage": {...}}
+        event: message_stop
+        data: {"type": "message_stop"}
+    or  event: error
+        data: {"type": "error", "error": {"type": "api_error", "message": "the model failed"}}
 
-Each `data` says its `type` once more, and clients go by the `event` line. A reply that fails ends
-with `event: error` in place of the last three. A last message of the assistant's is continued: the
-reply is what follows it.
+`message_start` has the tokens of the prompt, `message_delta` those of the reply. Block 0 is a text,
+or a `tool_use` where a tool was chosen: its pieces are `input_json_delta`s. A ping also breaks a
+silence.
+
+Each `data` says its `type` once more, and clients go by the `event` line. A last message of the
+assistant's is continued: the reply is what follows it.
 
 Not here: images, documents and thinking, server tools, prompt caching: refused by name, except for
 `cache_control`, which asks for nothing that a reader could see.

@@ -1,21 +1,39 @@
-"""OpenAI's newer dialect: `POST /v1/responses`, and replies in the background.
+"""OpenAI's newer dialect: responses, and replies in the background.
 
     {"model": "default", "input": "Count.", "stream": true}
 
-    response.created                  the response object: everything asked for, nothing made yet
-    response.in_progress
-    response.output_item.added        item 0: a message, or a function_call where one was chosen
-    response.content_part.added       part 0 of the message
-    response.output_text.delta        a piece; of a call: response.function_call_arguments.delta
-    response.output_text.done         all the text; ... response.function_call_arguments.done
-    response.content_part.done
-    response.output_item.done
-    response.completed                the response object in full, with usage
-      or response.incomplete          at max_output_tokens, by a filter, or cancelled
-      or error, response.failed
+POST /v1/responses
+        event: response.created
+        data: {"type": "response.created", "sequence_number": 0, "response": {...}}
+        event: response.in_progress
+        data: {"type": "response.in_progress", "sequence_number": 1, "response": {...}}
+        event: response.output_item.added
+        data: {"type": "response.output_item.added", "sequence_number": 2, ... "item": {...}}
+        event: response.content_part.added
+        data: {"type": "response.content_part.added", "sequence_number": 3, ... "part": {...}}
+        event: response.output_text.delta
+        data: {"type": "response.output_text.delta", "sequence_number": 4, ... "delta": "Two", ...}
+        event: response.output_text.done
+        data: {"type": "response.output_text.done", "sequence_number": 5, ... "text": "Two", ...}
+        event: response.content_part.done
+        data: {"type": "response.content_part.done", "sequence_number": 6, ... "part": {...}}
+        event: response.output_item.done
+        data: {"type": "response.output_item.done", "sequence_number": 7, ... "item": {...}}
+        event: response.completed
+        data: {"type": "response.completed", "sequence_number": 8, "response": {...}}
+    or  event: error
+        data: {"type": "error", "sequence_number": 5, ... "message": "the model failed", ...}
+        event: response.failed
+        data: {"type": "response.failed", "sequence_number": 6, "response": {...}}
+
+`response` is the whole object as it is then: at `created` what was asked for and nothing made yet,
+at `completed` all of it, with usage. It ends with `response.incomplete` instead at
+`max_output_tokens`, by a filter, or cancelled. Item 0 is a message with one part, or a
+`function_call` where a tool was chosen, which has no parts: its pieces are
+`response.function_call_arguments.delta`, then `.done`.
 
 Every event has a `sequence_number`, 0, 1, 2 ... without a gap, and its `event` line is its `type`.
-There is no `[DONE]`. A call of a function has no content parts.
+There is no `[DONE]`.
 
 With `background: true` the reply belongs to no connection: its events are kept, so that event n is
 number n of a `Replay`, and can be read again after any of them.

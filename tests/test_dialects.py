@@ -11,7 +11,11 @@ from fakes import FakeModel
 from serving import serving
 from sockets import open_websocket
 
+import completions
 import dialects
+import legacy
+import messages
+import responses
 from engine import Engine
 
 HI = [{"role": "user", "content": "Count."}]
@@ -206,10 +210,10 @@ async def test_a_fault_of_our_own_has_the_dialect_s_envelope(
 
 
 def drawn() -> Iterator[tuple[str, str, list[str], list[str]]]:
-    """The docstring's bytes: method, path, the lines of a reply, and of one that fails."""
-    sections = re.findall(
-        r"^(GET|POST) (/\S+)\n((?:    .+\n)+)", dialects.__doc__ or "", re.MULTILINE
-    )
+    """The docstrings' bytes: method, path, the lines of a reply, and of one that fails."""
+    modules = (dialects, completions, legacy, responses, messages)
+    docs = "\n".join(module.__doc__ or "" for module in modules)
+    sections = re.findall(r"^(GET|POST) (/\S+)\n((?:    .+\n)+)", docs, re.MULTILINE)
     for method, path, body in sections:
         good, bad = body.split("    or  ")
         lines = [line.strip() for line in good.splitlines()]
@@ -234,7 +238,7 @@ class Word(FakeModel):
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(("method", "path", "good", "bad"), list(drawn()))
-async def test_the_docstring_has_the_bytes(
+async def test_the_docstrings_have_the_bytes(
     method: str, path: str, good: list[str], bad: list[str], fails: bool
 ) -> None:
     model = Word(script=lambda history: 0 if len(history) == 1 else 256)
@@ -258,7 +262,7 @@ async def test_the_docstring_has_the_bytes(
         assert fits(line, other), (line, other)
 
 
-def test_the_docstring_has_every_dialect() -> None:
+def test_the_docstrings_have_every_dialect() -> None:
     assert [path for _, path, _, _ in drawn()] == [
         "/stream", "/ws", CHAT, "/v1/completions", RESPONSES, MESSAGES,
     ]  # fmt: skip
