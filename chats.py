@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from asks import stops
-from generation import BadRequest, SamplingParams
+from generation import MAX_TOKENS, BadRequest, SamplingParams
 
-# Above every context; the engine ends a reply where its context ends.
-MAX_TOKENS = 1_000_000
-# What a provider's client gets that does not say: sampling from the model's own distribution.
+# What a provider's client gets that does not say: as much as the context holds, drawn from the
+# model's own distribution.
 DEFAULTS: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "top_p": 1.0}
 # OpenAI's top_p begins at 0, ours above it. Both leave the likeliest token alone.
 LEAST_TOP_P = 1e-9

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+# Above every context: who asks for so many sets no limit, and an engine whose context is so large
+# knows of none.
+MAX_TOKENS = 1_000_000
 # More would cost time at each piece and serves nobody; the providers allow 4.
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 500
@@ -97,7 +100,7 @@ class SamplingParams:
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1, 1_000_000)
+        _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _number("temperature", self.temperature, 0, 2)
         if self.temperature < GREEDY_BELOW:
             object.__setattr__(self, "temperature", 0.0)

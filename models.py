@@ -18,12 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from generation import BadRequest
+from generation import MAX_TOKENS, BadRequest
 
 DEFAULT = "default"
 ANY = "*"  # as an alias: every name will do
 MAX_NAME_CHARACTERS = 200
-UNKNOWN = 1_000_000  # the context of an engine that has no model of its own
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Served:
 
     name: str = DEFAULT
     aliases: tuple[str, ...] = ()
-    context: int = UNKNOWN
+    context: int = MAX_TOKENS
     default_tokens: int | None = None
     fault_names: tuple[str, ...] = ()
     heartbeat_events: bool = False
@@ -97,7 +96,7 @@ def openai_models(served: Served) -> dict[str, Any]:
 
 def anthropic_model(served: Served, name: str) -> dict[str, Any]:
     """A model as Anthropic describes it."""
-    context = served.context if served.context < UNKNOWN else None
+    context = served.context if served.context < MAX_TOKENS else None
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(served.created))
     return {
         "type": "model",

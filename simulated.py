@@ -31,7 +31,7 @@ from typing import Any
 
 from detokenizer import StopStrings
 from engine import Prompt, token_ids
-from generation import BadRequest, EngineDown, Generation, SamplingParams
+from generation import MAX_TOKENS, BadRequest, EngineDown, Generation, SamplingParams
 
 WORDS = """
 a and as at before between by carried clear day each every first for from gone half in into it its
@@ -56,7 +56,7 @@ class SimulatedEngine:
     """Replies of `max_tokens` words, each on its own schedule, without limit to their number."""
 
     name = "simulated"
-    context = 1_000_000
+    context = MAX_TOKENS
     failure: str | None = None
 
     def __init__(

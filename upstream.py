@@ -60,6 +60,7 @@ from typing import Any
 import http1
 import sse
 from generation import (
+    MAX_TOKENS,
     BadRequest,
     EngineDown,
     Filtered,
@@ -68,7 +69,6 @@ from generation import (
     QueueFull,
     SamplingParams,
 )
-from models import UNKNOWN
 from outbound import Answer, Outbound, parse_json
 
 log = logging.getLogger("upstream")
@@ -134,7 +134,7 @@ class UpstreamEngine:
 
     failure: str | None = None
     cache_bytes = 0  # the cache is elsewhere
-    context = UNKNOWN  # upstream refuses what is too long
+    context = MAX_TOKENS  # upstream refuses what is too long
 
     def __init__(
         self,
