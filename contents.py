@@ -122,7 +122,7 @@ class Lines:
         return self._line.decode("utf-8", "replace") if self._line.strip() else None
 
 
-class Text:
+class PlainText:
     """Plain text: what has come is what there is, but for half a character."""
 
     comments = 0

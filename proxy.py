@@ -84,7 +84,7 @@ class Settings:
 # One request and its response
 
 
-class Relay:
+class Passage:
     """One request forwarded, its response relayed, and the client watched meanwhile."""
 
     def __init__(self, client: "Connection", request: http1.Request, settings: Settings) -> None:
@@ -348,9 +348,9 @@ class Connection:
                 return False
             if request.method == "CONNECT" or hops_left(request) == 0:
                 raise http1.ProtocolError(f"{request.method} is not implemented here", 501)
-            relay = Relay(self, request, self._settings)
-            self._downstream = relay.downstream
-            await relay.run()
+            passage = Passage(self, request, self._settings)
+            self._downstream = passage.downstream
+            await passage.run()
             return self._downstream.keep_alive
         except http1.ProtocolError as error:
             if self._downstream is not None and self._downstream.started:

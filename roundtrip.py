@@ -39,8 +39,8 @@ from contents import (
     EventStream,
     Item,
     Lines,
+    PlainText,
     Splitter,
-    Text,
 )
 from measures import MAX_ARRIVALS, Arrival, ByteCount, Event, Failure, Mode, Reply
 from readings import DialectError, Meaning, Reader, error_words
@@ -57,7 +57,7 @@ LINGER_S = 5.0
 _SPLITTERS: dict[Mode, Callable[[], Splitter]] = {
     Mode.SSE: EventStream,
     Mode.NDJSON: Lines,
-    Mode.TEXT: Text,
+    Mode.TEXT: PlainText,
 }
 
 
