@@ -14,7 +14,6 @@ from strict import strictly
 import completions
 from engine import Engine
 from models import Served
-from options import make_engine, make_options, parse_arguments
 
 openai = require("openai")
 types = require("openai.types")
@@ -373,27 +372,3 @@ class TestModels:
                 answer = await running.ask("GET", f"/v1/models/{name}", **version)
                 assert answer.status == 404
                 strictly(anthropic_types.shared.ErrorResponse, answer.json())
-
-
-class TestFlags:
-    """What the command line says reaches the routes."""
-
-    async def test_all(self) -> None:
-        flags = ["--model", "simulated", "--alias", "a", "--alias", "b", "--pad"]
-        args = parse_arguments([*flags, "--sse-heartbeat", "event"])
-        options = make_options(args)
-        served = options.served(make_engine(args))
-        assert served.names == ["simulated", "default", "a", "b"]
-        assert (served.pad, served.heartbeat_events, options.policy.heartbeats) == (
-            True, True, True,
-        )  # fmt: skip
-
-    @pytest.mark.parametrize(("mode", "on"), [("comment", True), ("off", False)])
-    async def test_heartbeats(self, mode: str, on: bool) -> None:
-        options = make_options(parse_arguments(["--sse-heartbeat", mode]))
-        assert (options.policy.heartbeats, options.heartbeat_events) == (on, False)
-
-    async def test_no_such_heartbeat(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse_arguments(["--sse-heartbeat", "loud"])
-        assert "--sse-heartbeat" in capsys.readouterr().err

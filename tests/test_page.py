@@ -74,15 +74,6 @@ class TestIndex:
         assert (stream.status, other.status) == (200, 403)
         assert stream.fields.get("access-control-allow-origin") == "http://localhost:1234"
 
-    @pytest.mark.parametrize(
-        "url",
-        ["127.0.0.1:8766", "ftp://h", "http://", "http://h/x", "http://h; img-src *", "http://a@b"],
-    )
-    def test_no_proxy(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse_arguments(["--page-proxy", url])
-        assert "--page-proxy" in capsys.readouterr().err
-
     async def test_with_keys(self) -> None:
         """The page itself is free, and is told that the rest is not."""
         async with serving(api_keys=("s3cret",)) as running:

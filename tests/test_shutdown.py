@@ -1,4 +1,4 @@
-"""Start, stop and flags of the real program. Field reports 167 to 170."""
+"""Start and stop of the real program. Field reports 167 to 170."""
 
 import asyncio
 import shutil
@@ -250,42 +250,6 @@ class TestStart:
             assert (await outcome(program.process))[0] == 0
         async with started("--port", str(program.port)) as again, again.connect() as peer:
             assert (await peer.ask("GET", "/health")).status == 200
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            "--port 70000", "--port -1", "--port x", "--port 5_0", "--host 203.0.113.1",
-            "--host no.such.name.invalid", "--cert /does/not/exist", "--banned /does/not/exist",
-            "--heartbeat nan", "--heartbeat -1", "--stall inf", "--delay-ms x", "--rows 0",
-            "--queue -1", "--slow-client x", "--connections 1.5", "--nonsense",
-        ],
-    )  # fmt: skip
-    def test_bad_arguments(self, arguments: str) -> None:
-        port = [] if "--port" in arguments else ["--port", "0"]
-        command = [sys.executable, "-W", "error", "server.py", "--model", "simulated", *port]
-        done = subprocess.run(
-            command + arguments.split(), capture_output=True, timeout=20, check=False,
-            cwd=Path(server.__file__).parent,
-        )  # fmt: skip
-        assert done.returncode not in (0, None)
-        assert done.stdout == b""
-        assert b"Traceback" not in done.stderr
-        assert done.stderr.strip()
-
-    @pytest.mark.parametrize("flag", ["--banned", "--cert"])
-    @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-    def test_a_file_that_cannot_be_used_is_named_with_its_flag(
-        self, flag: str, content: bytes | None, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
-        path = tmp_path / "file"
-        if content is not None:
-            path.write_bytes(content)
-        monkeypatch.setattr(sys, "argv", ["server.py", "--model", "simulated", flag, str(path)])
-        assert server.main() == 1
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        assert err.startswith(f"{flag} {path}")
 
     async def test_ipv6(self) -> None:
         try:
