@@ -14,8 +14,8 @@ deadlines, and how to close without losing the last answer.
 RFC 9112 sections 9.3 (persistence), 9.3.2 (pipelining), 9.5 (failures), 9.6 (closing in two
 steps); RFC 9110 section 10.1.1 (Expect).
 
-Not here: who is still there to read (`watching.py`), routes and replies (`server.py`), the
-client's half (`client.py`).
+Not here: who is still there to read (`watching.py`), routes (`routes.py`) and replies
+(`delivery.py`), the client's half (`client.py`).
 Read next: `duplex.py`.
 """
 

@@ -50,7 +50,7 @@ GET /ws
 JSON is UTF-8, with the default separators. U+0085, U+2028 and U+2029 are escaped: they may stand
 in JSON strings, but many clients split lines on them.
 
-Not here: when to send what (`delivery.py`). Read next: `pieces.py`.
+Not here: when to send what (`telling.py`). Read next: `pieces.py`.
 """
 
 import functools
