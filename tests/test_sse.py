@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import time
 from pathlib import Path
 
@@ -24,6 +25,17 @@ def parse(fragments, **kwargs):
 
 def parse_with(parser, fragments):
     return [event for fragment in fragments for event in parser.feed(fragment)]
+
+
+def feed_all(fragments, max_event_bytes):
+    """Return the parser, the events, and whether one was too long."""
+    parser, events, refused = Parser(max_event_bytes), [], False
+    for fragment in [*fragments, b""]:
+        try:
+            events += parser.feed(fragment)
+        except EventTooLong:
+            refused = True
+    return parser, events, refused
 
 
 def message(data, id=""):
@@ -69,6 +81,9 @@ LINE_ENDS = [
 
 FIELDS = [
     ("no-space", b"data:x\n\n", [message("x")]),
+    ("no-space-anywhere", b"event:t\nid:1\ndata:x\ndata:y\n\n", [Event("t", "x\ny", "1")]),
+    ("space-or-none", b"data: w\ndata:x\ndata: y\n\n", [message("w\nx\ny")]),
+    ("space-in-value-alone", b"data:x: y\nid:1: 2\n\n", [message("x: y", "1: 2")]),
     ("one-space-taken", b"data:  x\n\n", [message(" x")]),
     ("tab-kept", b"data:\tx\n\n", [message("\tx")]),
     ("no-colon", b"data\n\n", [message("")]),
@@ -101,6 +116,7 @@ LAST_EVENT_ID = [
         b"id: 1\ndata: a\n\nid: 2\x003\n\ndata: b\n\n",
         [message("a", "1"), message("b", "1")],
     ),
+    ("nul-ignored-without-space", b"id:1\nid:\0\ndata:a\n\n", [message("a", "1")]),
 ]
 
 UTF8 = [
@@ -225,28 +241,32 @@ class TestBound:
     """No event is larger than the bound, none of those before is lost, and none comes after."""
 
     RAW = b"data: 1\n\ndata: 2\n\ndata: 0123456789\n\ndata: 3\n\n"
+    line_ends = pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
 
-    def test_same_outcome_however_it_is_cut(self):
-        for fragments in splits(self.RAW):
-            parser, events, refused = Parser(max_event_bytes=15), [], False
-            for fragment in [*fragments, b""]:
-                try:
-                    events += parser.feed(fragment)
-                except EventTooLong:
-                    refused = True
+    @line_ends
+    def test_same_outcome_however_it_is_cut(self, end):
+        for fragments in splits(self.RAW.replace(b"\n", end)):
+            parser, events, refused = feed_all(fragments, 16)
             assert events == [message("1"), message("2")]
             assert refused
             assert parser.in_event
 
-    def test_at_the_bound(self):
-        for fragments in splits(self.RAW):
-            assert len(parse(fragments, max_event_bytes=16)[1]) == 4
+    @line_ends
+    def test_at_the_bound(self, end):
+        for fragments in splits(self.RAW.replace(b"\n", end)):
+            assert len(parse(fragments, max_event_bytes=17)[1]) == 4
 
-    def test_lines_add_up(self):
-        for fragments in splits(b"data: 12345\n" * 3):
+    @line_ends
+    def test_lines_add_up(self, end):
+        before = b"data: 1\ndata: 2\n\n"
+        for fragments in splits(before + (b"data: 12345" + end) * 3):
             with pytest.raises(EventTooLong):
-                parse([*fragments, b""], max_event_bytes=20)
-            parse(fragments, max_event_bytes=23)
+                parse([*fragments, b""], max_event_bytes=23)
+            parse(fragments, max_event_bytes=24)
+
+    def test_lf_that_comes_after_a_long_read_and_its_cr(self):
+        read = b"data: 1\r\n\r\n" * 3 + b"data: 2\r"
+        assert parse([read, b"\ndata: 3\r\n\r\n"], max_event_bytes=15)[1][3:] == [message("2\n3")]
 
     def test_events_of_a_large_read_are_bounded_one_by_one(self):
         assert len(parse([b"data: 1\n\n" * 1000], max_event_bytes=10)[1]) == 1000
@@ -340,7 +360,7 @@ texts = st.text(st.characters(codec="utf-8"))
 lines = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"))
 ids = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"))
 # Bytes that look like the grammar, so that mutations reach its corners.
-GRAMMAR = b"data|data: |event:|id: |retry: 5|:| |\r|\n|\n\n|data: x\n\n"
+GRAMMAR = b"data|data: |event:|event: t\n|id: |retry: 5|:| |\r|\n|\n\n|data: x\n\n"
 GRAMMAR += b"|\xef\xbb\xbf|\xe4\xbd|\xa0|\xff|\0|x"
 tokens = st.sampled_from(GRAMMAR.split(b"|"))
 streams = st.lists(tokens | st.binary(max_size=3), max_size=40).map(b"".join)
@@ -405,6 +425,25 @@ def interpret(text):
         elif field == "id" and "\0" not in value:
             id = value
     return events
+
+
+@given(streams)
+@example(b"event: a\nid: 1\ndata: b\ndata: c\n\nid: \0\ndata: d\n\n")
+def test_law_the_space_after_a_colon_is_optional(raw):
+    """What has it takes the short way through the parser, what lacks it the long one."""
+    without = re.sub(rb"(?<![^\r\n])([^:\r\n]*): (?! )", rb"\1:", raw)
+    for fragments in [without], [bytes([byte]) for byte in without]:
+        assert parse(fragments)[1] == parse([raw])[1]
+
+
+def is_utf8(raw):
+    return "\ufffd" not in raw.decode("utf-8", "replace")
+
+
+@given(streams.filter(is_utf8), st.integers(0, 30))
+def test_law_the_bound_is_the_same_however_it_is_cut(raw, bound):
+    for fragments in splits(raw):
+        assert feed_all(fragments, bound)[1:] == feed_all([raw], bound)[1:]
 
 
 @given(st.lists(streams), st.integers(0, 30))
