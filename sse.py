@@ -160,9 +160,10 @@ class Parser:
             self._room_bytes += len(self._line)
             self._line.clear()
         lines = data.decode("utf-8", "replace").split("\n")
-        if lines.pop():
-            # Kept as bytes: it may stop inside a character.
-            begun = data.rpartition(b"\n")[2]
+        rest = lines.pop()
+        if rest:
+            # Kept as bytes: it may stop inside a character. ASCII is sooner encoded than found.
+            begun = rest.encode() if rest.isascii() else data.rpartition(b"\n")[2]
             self._line += begun
             self._room_bytes -= len(begun)
         if self._at_start and lines:
