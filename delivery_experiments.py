@@ -31,6 +31,7 @@ import drainer
 from bench import HERE, Bench, ExperimentError, experiment
 from drainer import Drained
 from report import Finding, markdown_table, times
+from simulated import TICKS_PER_S
 from workload import median
 
 # More than any row has streams, and the flag of a real deployment.
@@ -289,6 +290,9 @@ NOTES = (
     "Late: from when the schedule has an event due to the read that brings it, the bare loop's row"
     " included: it tells what of it is the kernel's, the timer's (whole milliseconds) and the"
     " reading client's.",
+    f"This server's words come in ticks of {1000 // TICKS_PER_S} ms, each in the nearest, as a step"
+    " of a model brings the tokens of all its streams: some are early by half of that. The others"
+    " wake up for each word that is due, as often as timers of whole milliseconds let them.",
     "Memory: what the server's process has grown by; the kernel's socket buffers come on top.",
     f"A run that leaves no time to measure, its streams opening too slowly, is made once more and"
     f" {PATIENT} times as long.",

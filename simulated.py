@@ -23,7 +23,6 @@ list fit no schema and have no probabilities worth telling. Read next: `asks.py`
 
 import asyncio
 import itertools
-import math
 import random
 import time
 from collections.abc import Mapping
@@ -42,8 +41,8 @@ under until up water when which while wind with without word work
 
 SPACED = [f" {word}" for word in WORDS]
 
-# How finely words are timed. Coarser than the clock: waking up costs more than a word.
-TICKS_PER_S = 500
+# How finely words are timed, to the nearest tick: waking up costs as much as five words.
+TICKS_PER_S = 250
 ROUNDING = 1e-3  # of a tick: two sums of the same delays are the same time
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
@@ -144,7 +143,7 @@ class SimulatedEngine:
 
 
 class Clock:
-    """Calls, with the time, when it is due: all of one tick by one wake-up of the event loop.
+    """Has schedules make their words: all of one tick by one wake-up of the event loop.
 
     So the words of many replies come together, like the tokens that one step of a model makes.
     """
@@ -153,8 +152,8 @@ class Clock:
         self._due: dict[int, list[Schedule]] = {}
 
     def add(self, schedule: "Schedule", when: float) -> None:
-        """Have a schedule make its next word in the first tick from then on."""
-        tick = math.ceil(when * TICKS_PER_S - ROUNDING)
+        """Have a schedule make its next word in the tick nearest to then."""
+        tick = int(when * TICKS_PER_S + 0.5 + ROUNDING)
         due = self._due.get(tick)
         if due is None:
             due = self._due[tick] = []
