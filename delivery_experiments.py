@@ -103,8 +103,8 @@ class Size:
 SIZES = {
     size.streams: size
     for size in (
-        Size(1, 20, 1.5),
-        Size(200, 20, 2.3, rounds=2),
+        Size(1, 20, 1.2),
+        Size(200, 20, 2.0, rounds=2),
         Size(2000, 200, 3.5),
         Size(10000, 1000, 12.0),
     )
@@ -289,7 +289,8 @@ NOTES = (
     " to the bare loop holds whatever the machine does besides; lateness doesn't.",
     "Late: from when the schedule has an event due to the read that brings it, the bare loop's row"
     " included: it tells what of it is the kernel's, the timer's (whole milliseconds) and the"
-    " reading client's.",
+    " reading client's. A WebSocket's schedule counts from its handshake, which comes before the"
+    " request: it is late by the time that the request takes.",
     f"This server's words come in ticks of {1000 // TICKS_PER_S} ms, each in the nearest, as a step"
     " of a model brings the tokens of all its streams: some are early by half of that. The others"
     " wake up for each word that is due, as often as timers of whole milliseconds let them.",

@@ -31,7 +31,7 @@ from workload import counting, median
 
 RUNNING = 8  # streams
 ROUNDS = 2
-WATCH_S = 2.5
+WATCH_S = 2.0
 # Python's default, the server's choice, and a tenth of it.
 SWITCH_MS = (5.0, 0.5, 0.05)
 CHOSEN_MS = 0.5
