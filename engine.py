@@ -1,25 +1,26 @@
 """The generation thread: requests in, pieces of text out, many at a time.
 
-One thread runs the model for everybody. Between two steps requests join and leave; in a step
-every live row goes through the model together, because a forward pass over sixteen rows costs
-little more than over one (the weights are read from memory once either way).
+One thread runs the model for everybody, in steps. A pass takes tokens through the model once; a
+step is at most two passes: a chunk of one prompt, for one row, then one token for every live row.
+Those rows go together because a pass over sixteen costs less than twice as much as over one (the
+weights are read from memory once either way). Between two passes requests join and leave.
 
     event loop                                generation thread
     ----------                                -----------------
-    submit(ids, params)  --- waiting --->     admit    to a free cache row, first come first served
+    submit(prompt, params) -- waiting -->     admit    to a free cache row, first come first served
          |                                    prefill  one chunk of one prompt
     Generation                                decode   one token for every live row
-         | async for piece                    choose   sample; text, stop strings, finish
-         <------ one call_soon_threadsafe a pass: [(generation, piece, end), ...]
-    cancel() ------- a flag ------------->    read at the start of each step
+         | pour(take)                         choose   sample; text, stop strings, finish
+         <------ one call_soon_threadsafe a pass: [(generation, piece, end, logprobs), ...]
+    cancel() ------- a flag ------------->    read before each pass, and by _sample after it
 
 A request is waiting, then has a row and is prefilling, then decoding (or paused), then finished:
 "stop" (end-of-sequence token, stop string, or a schema's document is complete), "length",
 "cancelled" or "error".
 
-What the thread promises: after `cancel` at most the step under way is finished for that row; an
-error in one row ends that row alone; an error in the forward pass itself ends every row in it, in
-words, and the thread goes on; nobody waits for ever.
+What the thread promises: after `cancel` at most the pass under way is finished for that row; an
+error in one row ends that row alone; an error in the pass itself ends every row in it, in words,
+and the thread goes on; nobody waits for ever.
 
 Not here: tensors (`lm.py` has them; the `LanguageModel` protocol below is all that is needed, so
 that tests drive this file with a fake), sockets, clocks other than for the timings.
@@ -141,8 +142,8 @@ Parcel = tuple[Generation, str, str | None, Sequence[TokenLogprob]]
 class Engine:
     """Runs a model for many requests at once. See the module's docstring.
 
-    `prefill_chunk`: tokens of one prompt that go through the model between two decode steps; a
-    running stream never waits longer than that. `max_waiting`: beyond the rows in use, so many
+    `prefill_chunk`: tokens of one prompt that go through the model between two decode passes;
+    a running stream never waits longer than that. `max_waiting`: beyond the rows in use, so many
     requests may wait. `reuse`: whether a prompt that begins like an earlier one is spared the
     chunks that are in the cache already. `submit` and `close` belong to the event loop that called
     `start`.
@@ -311,14 +312,14 @@ class Engine:
         return run.generation.paused and run.decoding
 
     def _step(self) -> None:
-        """At most two forward passes: a chunk of one prompt, then a token for every live row.
+        """At most two passes: a chunk of one prompt, then a token for every live row.
 
         What each makes is handed over at once, and who left during one has no part in the next.
         """
-        for forward_pass in (self._prefill, self._decode):
+        for run_pass in (self._prefill, self._decode):
             self._sweep()
             self._admit()
-            forward_pass()
+            run_pass()
             self._hand_over()
 
     def _sweep(self) -> None:
@@ -475,7 +476,7 @@ class Engine:
             self._parcels.append((run.generation, "", finish_reason, ()))
 
     def _hand_over(self) -> None:
-        """Bring all that a forward pass made to the event loop in one crossing."""
+        """Bring all that a pass made to the event loop in one crossing."""
         parcels, self._parcels = self._parcels, []
         if parcels and self._loop is not None:
             # A loop that was closed in the meantime has nobody waiting on it.

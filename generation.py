@@ -244,7 +244,7 @@ class Generation:
         finish_reason: str | None = None,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> None:
-        """Take in what one step made for this reply (called by the engine, on the event loop).
+        """Take in what one pass made for this reply (called by the engine, on the event loop).
 
         `logprobs` tells of the tokens that begin in `piece`.
         """

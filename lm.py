@@ -11,12 +11,12 @@ head, and never changes them. They are kept in `rows` preallocated rows as long 
     row 1  [. . . . . . . . . . . .]   length 0     decode appends one token to each of many rows,
     row 2  [k k k k k k k k k . . .]   length 9     truncate forgets a row's end, or all of it
 
-A decode step runs all its rows through the weights in one pass. The weights are read from memory
-once however many rows share the step, so sixteen rows cost less than twice as much as one.
+A decode takes all its rows through the weights in one pass. The weights are read from memory once
+however many rows share the pass, so sixteen rows cost less than twice as much as one.
 
 Arithmetic. A sum of rounded numbers depends on the order of its terms, and matrix products choose
-their order by the number of rows: logits differ in their last bits between a step of one row and a
-step of five. In float32 that is far below the gap between two likeliest ids, in bfloat16 ids do
+their order by the number of rows: logits differ in their last bits between a pass of one row and a
+pass of five. In float32 that is far below the gap between two likeliest ids, in bfloat16 ids do
 change places. With `fixed` set every decode runs with all rows, idle ones too, and a sequence's
 logits are then bit for bit the same in any row, whatever the other rows hold, if it was prefilled
 in the same portions.

@@ -87,7 +87,7 @@ FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("--context", 2048, "tokens of prompt and reply together; 0: as many as the model takes"),
         ("--rows", 16, "replies that are generated at the same time"),
         ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out; 0: no bound"),
-        ("--prefill-chunk", 128, "tokens of a prompt read between two steps of the others"),
+        ("--prefill-chunk", 128, "tokens of a prompt read between two passes of the others"),
         ("--banned", "", "a file of phrases, one a line, that no reply may hold"),
     ),
     "the simulated model": (

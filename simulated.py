@@ -145,7 +145,7 @@ class SimulatedEngine:
 class Clock:
     """Has schedules make their words: all of one tick by one wake-up of the event loop.
 
-    So the words of many replies come together, like the tokens that one step of a model makes.
+    So the words of many replies come together, like the tokens that one pass of a model makes.
     """
 
     def __init__(self) -> None:

@@ -279,7 +279,7 @@ class TestGone:
                 await eventually(lambda: entry.client_left)
             model.step.release(100)
             await eventually(lambda: entry.generation.finish_reason)
-            assert entry.generation.completion_tokens == 5  # the step under way made none
+            assert entry.generation.completion_tokens == 5  # the pass under way made none
             assert engine.running == 0
             assert len(model.calls) == 6
 

@@ -372,7 +372,7 @@ MADE = {"waiting": 0, "prefilling": 0, "decoding": 3, "paused": 4}
 
 @pytest.mark.parametrize("state", MADE)
 class TestStopLaw:
-    """Whatever the cause, the state and the route: at most the step under way, and a free row."""
+    """Whatever the cause, the state and the route: at most the pass under way, and a free row."""
 
     @asynccontextmanager
     async def request(self, state: str, route: str) -> AsyncIterator[tuple[Any, ...]]:

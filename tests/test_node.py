@@ -307,7 +307,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("way", WAYS)
     async def test_an_abort(self, node: Node, way: str) -> None:
-        """Field report 87: no token after the step under way."""
+        """Field report 87: no token after the pass under way."""
         model = FakeModel()
         model.step = threading.Semaphore(0)
         async with serving(Engine(model)) as running:

@@ -475,7 +475,7 @@ class TestLife:
             await eventually(lambda: entry.generation.cancel_reason)
             model.step.release(100)
             await eventually(lambda: entry.generation.finish_reason)
-            assert len(model.calls) == 4  # the step under way, and no more
+            assert len(model.calls) == 4  # the pass under way, and no more
             assert engine.running == 0
             answer = await resume(running, entry.generation.id)  # what there was is kept
             assert answer.content.count(b'"text"') == 3
