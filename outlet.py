@@ -27,7 +27,7 @@ SPLIT_S = 0.001
 
 
 class Outlet(Protocol):
-    """What `Delivery.tell` writes to."""
+    """What `telling.tell` writes to."""
 
     def put(self, data: Any) -> bool:
         """Write an event or message now; False when `ready` is to be awaited before the next."""

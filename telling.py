@@ -5,7 +5,16 @@ The last part of a token's way, all in one call on the event loop:
     Generation.deliver     generation.py   a piece comes out of the generation thread
       Teller.take          here            the dialect makes an event of it
         ToClient.put       outlet.py       the event gets its frame: a chunk, or a WebSocket's
-          Exchange.write   watching.py     the bytes go to the transport, at once
+          Watched.write    watching.py     the bytes go to the transport, at once
+
+`Teller.take` is the `_take` of `Generation`, set by `tell` -> `pieces.pour` -> `Generation.pour`.
+
+It is more than one call, and takes longer, in these cases:
+
+    hold-back, grouping   a generator of `pieces.py` stands before `Teller.take`, and wakes a task
+    resume, background    a `Replay` (`replay.py`) in `ToClient`'s place, which others follow
+    faults on demand      `outlet.Faulty` writes from `ready`, which takes the time of the fault
+    a client behind       but for "buffer", pieces wait in the `Generation` until `ready` returns
 
 `tell` is what stands around that call: what a dialect writes before the first piece, the waiting
 for a client that is behind, and how it ended, which every stream says exactly once.
@@ -35,7 +44,7 @@ class Entry:
     route: str
     generation: Generation
     client_left: bool = False
-    told: int = 0  # events that were numbered, and the last
+    told: int = 0  # the number of the last event told; pieces count where each is numbered
     page: dict[str, float | None] | None = None  # what the page measured of it
 
     @property
