@@ -145,7 +145,7 @@ def parse_native(
         if name not in _NATIVE and name not in fault_names:
             raise BadRequest(f"unknown field {name[:100]!r}", name[:100])
     body = without_nulls(body)
-    # Of the other fields of delivery a whole reply has what they ask for: usage, and one group.
+    # What the other fields of delivery ask for a whole reply has: its usage, and one group.
     for name in () if stream else ("events", "resume", *FOR_STREAMS):
         if body.get(name) not in (None, False, "plain", "bare"):
             raise BadRequest(f"{name} is for streams", name)

@@ -9,8 +9,7 @@
 
 Both ways watch the connection: when nobody reads any more, the generation is cancelled. Whatever
 can be known to be wrong is raised before the head is written, as a real 4xx; after it, an error is
-told in-band, in safe words, and never looks like an end. Each generator here closes the one that
-it reads from, so that leaving at any place reaches the generation at once.
+told in-band, in safe words, and never looks like an end.
 
 Not here: replies that outlive their connection (`resuming.py`), WebSockets (`conversing.py`).
 Read next: `resuming.py`.

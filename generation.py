@@ -2,8 +2,9 @@
 
 The words that the engine and the server have in common. `SamplingParams` is checked when it is
 made, so that a bad number is a 400 that names its field and never reaches the model. `Generation`
-is the consumer's end of the queue between the generation thread and the event loop: everything
-here runs on the event loop.
+is the consumer's end of the queue between the generation thread and the event loop. All its methods
+run on the event loop; the thread itself reads `cancel_reason` and `paused`, and writes
+`completion_tokens`, `timings`, `matched_stop` and `error`.
 
 Read next: `run.py`, the same reply as the thread sees it.
 """

@@ -384,7 +384,8 @@ class Parser(ABC, Generic[Head]):
         limit = limits.content_bytes
         self._content_room = _LARGEST_CONTENT if limit is None else limit
         self._excess_room = limits.chunk_excess_bytes
-        self._remaining = 0  # bytes of the content or of the chunk still to come
+        # Bytes of the content or of the chunk still to come; until the close, how many may come.
+        self._remaining = 0
         self._trailers = Fields()
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:

@@ -5,7 +5,8 @@
                                   --> make_tls       the certificate
 
 A flag that can't be used is refused here, in words that name it, before anything is loaded. What a
-default means stands with those who act on it (`Settings`, `Policy`, `http1.Limits`).
+default means stands with those who act on it (`Settings`, `Policy`, `http1.Limits`). `Served`
+(`models.py`) is what the providers' dialects are told of all this: the model's names and settings.
 
 Not here: the address to serve on, which is bound before the model is loaded (`server.py`).
 Read next: `about.py`.

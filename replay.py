@@ -59,7 +59,7 @@ class Replay:
         self._abandonment: asyncio.TimerHandle | None = None
 
     async def fill(self, telling: Awaitable[None]) -> None:
-        """Be there while the reply is told to this outlet."""
+        """Run `telling`, which puts the reply here: a `Replay` is an `Outlet`."""
         self._wait_for_followers()
         try:
             with self.generation:

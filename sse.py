@@ -25,7 +25,8 @@ byte with it: no line is cut or joined by being decoded with its neighbours.
 Follows the HTML standard, sections 9.2.5 "Parsing an event stream" and 9.2.6 "Interpreting an
 event stream" (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-Not here: connecting and reconnecting (client.py); what the data holds (dialects.py).
+Not here: connecting (`asking.py`, `wire.py`); reconnecting, which is a browser's part; what the
+data holds (`dialects.py`).
 Read next: `http1.py`, the messages that carry these bytes.
 """
 
@@ -127,7 +128,8 @@ class Parser:
         self._at_start = True
         self._after_cr = False
         self._line = bytearray()
-        # The standard's three buffers; of data, the lines, and how many `_room_bytes` is without.
+        # The standard's three buffers; of data, the lines, and how many of them
+        # are subtracted from `_room_bytes` already.
         self._data: list[str] = []
         self._counted = 0
         self._type = ""
