@@ -6,16 +6,17 @@ deadlines, and how to close without losing the last answer.
     accept -> head -> handler(exchange) -> next head ... -> close
                |          |
                |          +-- content()      read the request's content (answers Expect first)
-               |          +-- respond()      a whole answer, or
+               |          +-- respond() or respond_empty()            a whole answer, or
                |          +-- start() write() write() ... finish()    a stream, or
-               |          +-- upgrade()      HTTP ends here, WebSocket begins
+               |          +-- upgrade()      HTTP ends here, WebSocket begins, or
+               |          +-- cut_short()    half of a whole answer, as `cut` ends a stream
                +-- 400 408 414 431 ... for what is no request
 
 RFC 9112 sections 9.3 (persistence), 9.3.2 (pipelining), 9.5 (failures), 9.6 (closing in two
 steps); RFC 9110 section 10.1.1 (Expect).
 
 Not here: who is still there to read (`watching.py`), routes (`routes.py`) and replies
-(`delivery.py`), the client's half (`client.py`).
+(`delivery.py`), the client's half (`roundtrip.py`).
 Read next: `duplex.py`.
 """
 
@@ -26,7 +27,7 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import http1
@@ -39,18 +40,17 @@ READ_BYTES = 64 * 1024
 # largest request anybody sends by mistake, no invitation to send for ever.
 LINGER_BYTES = 8 * 1024 * 1024
 
-Fields = Iterable[tuple[str, str]]
-
 
 class Exchange(Watched):
     """One request and its answer.
 
-    Exactly one of `respond`, `start` ... `finish`, and `upgrade` answers it. Writing raises
-    `ClientGone` once it is known that nobody reads; see `watch`.
+    Exactly one of `respond`, `respond_empty`, `start` ... `finish`, and `upgrade` answers it, or a
+    fault on demand: `cut_short`. Writing raises `ClientGone` once it is known that nobody reads;
+    see `watch`.
     """
 
     def __init__(self, connection: "Connection", request: http1.Request) -> None:
-        super().__init__(connection.wire, connection.writer, connection.settings)
+        super().__init__(connection.reader, connection.writer, connection.settings)
         self.request = request
         self.keep_alive = request.keep_alive
         self.status: int | None = None
@@ -70,14 +70,16 @@ class Exchange(Watched):
 
     # A whole answer.
 
-    def respond(self, status: int, body: bytes, content_type: str, fields: Fields = ()) -> None:
+    def respond(
+        self, status: int, body: bytes, content_type: str, fields: http1.Pairs = ()
+    ) -> None:
         """Write a complete answer with a `Content-Length`."""
         fields = [*fields, ("Content-Type", content_type), ("Content-Length", str(len(body)))]
         head = self._head(status, fields)
         self.write(head if self.request.method == "HEAD" else head + body)
         self.finished = True
 
-    def respond_empty(self, status: int, fields: Fields = ()) -> None:
+    def respond_empty(self, status: int, fields: http1.Pairs = ()) -> None:
         """Write an answer that has no content: by `Content-Length: 0`, by its status or to HEAD."""
         # RFC 9110 section 8.6: to HEAD only the length that the answer to GET would have.
         needless = status == 204 or self.request.method == "HEAD"
@@ -85,7 +87,7 @@ class Exchange(Watched):
         self.write(self._head(status, [*fields, *length]))
         self.finished = True
 
-    def cut_short(self, status: int, body: bytes, content_type: str, fields: Fields) -> None:
+    def cut_short(self, status: int, body: bytes, content_type: str, fields: http1.Pairs) -> None:
         """Write half of an answer and break the connection (a fault on demand)."""
         fields = [*fields, ("Content-Type", content_type), ("Content-Length", str(len(body)))]
         self.write(self._head(status, fields) + body[: len(body) // 2])
@@ -94,7 +96,7 @@ class Exchange(Watched):
     # A streamed answer.
 
     def start(
-        self, status: int, fields: Fields, heartbeat: bytes = b"", probe: bytes = b""
+        self, status: int, fields: http1.Pairs, heartbeat: bytes = b"", probe: bytes = b""
     ) -> None:
         """Write the head of a stream; from here on `heartbeat` breaks silences.
 
@@ -127,8 +129,9 @@ class Exchange(Watched):
             _reset_on_close(self.writer)
         self._transport.abort()
 
-    def upgrade(self, fields: Fields) -> bytes:
+    def upgrade(self, fields: http1.Pairs) -> bytes:
         """Answer 101; what the client has sent behind its request is returned."""
+        # `finished` from the start: HTTP's part is over, and how the rest ends is the WebSocket's.
         self.upgraded = self.finished = True
         self.keep_alive = False
         self.status = 101
@@ -139,7 +142,7 @@ class Exchange(Watched):
 
     # What all of them do.
 
-    def _head(self, status: int, fields: Fields) -> bytes:
+    def _head(self, status: int, fields: http1.Pairs) -> bytes:
         if self.status is not None:
             raise RuntimeError("this exchange has its answer already")
         self.status = status
@@ -163,12 +166,12 @@ class Connection:
 
     def __init__(
         self,
-        wire: WatchedReader,
+        reader: WatchedReader,
         writer: asyncio.StreamWriter,
         handler: Handler,
         settings: Settings,
     ) -> None:
-        self.wire = wire
+        self.reader = reader
         self.writer = writer
         self.handler = handler
         self.settings = settings
@@ -240,7 +243,7 @@ class Connection:
             self._fail(exchange)
         finally:
             exchange.close()
-            self.wire.on_end = self.wire.on_data = None
+            self.reader.on_end = self.reader.on_data = None
             self.exchange = None
         # Requests that are here already would be answered without a pause: others first.
         await asyncio.sleep(0)
@@ -276,7 +279,7 @@ class Connection:
     async def read(self) -> bytes:
         """What the client sends next, b"" at its end; `ClientGone` when the connection broke."""
         try:
-            data = await self.wire.read(READ_BYTES)
+            data = await self.reader.read(READ_BYTES)
             # What is here already is returned without a pause: a flood must let others in between.
             await asyncio.sleep(0)
             return data
@@ -293,7 +296,7 @@ class Connection:
     async def _next_event(self) -> http1.Request | http1.Content | http1.End | None:
         """The parser's next event; None at the end of the connection between two requests."""
         while (event := self.parser.next_event()) is None:
-            if self.wire.at_eof() and self.parser.idle:
+            if self.reader.at_eof() and self.parser.idle:
                 return None
             await self._read()
         return event
@@ -338,7 +341,7 @@ class Connection:
             pass
         return False
 
-    def _refuse(self, error: http1.ProtocolError, more: Fields = ()) -> None:
+    def _refuse(self, error: http1.ProtocolError, more: http1.Pairs = ()) -> None:
         """Answer what is no request: there is no exchange, and none can follow."""
         body = error_body(str(error), "invalid_request_error")
         fields = [
@@ -353,7 +356,10 @@ class Connection:
         self.writer.write(head if self.parser.method == "HEAD" else head + body)
 
     def _fail(self, exchange: Exchange) -> None:
-        """Our own fault: 500 while that can still be said, else a cut."""
+        """Our own fault: 500 while that can still be said, else a cut.
+
+        The last resort of any handler; the server's own says the 500 in its dialect before this.
+        """
         if exchange.status is None:
             exchange.keep_alive = False
             exchange.respond(500, error_body("internal error", "server_error"), "application/json")
@@ -390,7 +396,7 @@ class Connection:
             transport.write_eof()
             async with asyncio.timeout(self.settings.linger_s):
                 dropped = 0
-                while (data := await self.wire.read(READ_BYTES)) and dropped < LINGER_BYTES:
+                while (data := await self.reader.read(READ_BYTES)) and dropped < LINGER_BYTES:
                     dropped += len(data)
         transport.abort()
 

@@ -92,7 +92,7 @@ class Conversing:
                 return  # the watch on the exchange knows
             if message is None:
                 # Closed, closing or broken: in each case nobody waits for the rest.
-                duplex.exchange.left("the client closed the WebSocket")
+                duplex.exchange.said_goodbye("the client closed the WebSocket")
                 return
             with contextlib.suppress(BadRequest):
                 if _body(message).get("stop") is True:

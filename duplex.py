@@ -15,7 +15,7 @@ from connection import Exchange
 from watching import ClientGone
 
 # For the peer to answer our Close with its own, before the connection is dropped. With the time to
-# linger after that (`Settings.linger_s`) it has to fit in the grace time of a shutdown.
+# linger after that (`Settings.linger_s`) it has to fit in the time of a shutdown (`GOODBYE_S`).
 CLOSE_S = 2.5
 
 

@@ -8,7 +8,7 @@ A request comes from `connection.py` as an exchange; here it is looked up in the
 to its handler or refused.
 
 Shutdown has three steps: accept no more; cancel every generation, so that each stream tells its
-client the reason and ends properly; after a grace time, drop what is left.
+client the reason and ends properly; after `GOODBYE_S`, drop what is left.
 
 Not here: what is at which address (`routes.py`), what the flags say (`options.py`).
 Read next: `page.py`, which serves the reader's side of it.
@@ -56,7 +56,7 @@ TURNED_AWAY = 100
 # Files that are no connection: the model's, threads' and the event loop's own, outbound ones.
 OTHER_FILES = 100
 # How long streams may take to say goodbye at shutdown.
-GRACE_S = 5.0
+GOODBYE_S = 5.0
 STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
 
 
@@ -97,10 +97,10 @@ class Server:
             protocol, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s, backlog=BACKLOG
         )
 
-    async def stop(self, grace_s: float = GRACE_S) -> None:
+    async def stop(self, goodbye_s: float = GOODBYE_S) -> None:
         """Accept no more, let every stream tell its end, then drop what is left."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
+        deadline = loop.time() + goodbye_s
         self.delivery.stopping = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
@@ -110,7 +110,7 @@ class Server:
         for connection in list(self._tasks.values()):
             connection.shut_down()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace_s)
+            await asyncio.wait(self._tasks, timeout=goodbye_s)
         for connection in list(self._tasks.values()):
             connection.writer.transport.abort()
         if self._tasks:
@@ -161,6 +161,7 @@ class Server:
         except Exception:
             if exchange.status is not None:
                 raise  # too late for words: the connection is cut
+            # In the dialect's words; the last resort, should this fail too, is `Connection._fail`.
             log.exception("a handler failed")
             exchange.keep_alive = False
             self._refuse(exchange, Refusal(500, "internal error", "server_error"))

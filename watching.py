@@ -18,6 +18,16 @@ Who is slow?  What is written and not yet taken by the peer is counted by the tr
 `queued_bytes`, or after `stall_s` without progress, the exchange is lost like one whose client
 left.
 
+How an exchange ends, in these words:
+
+    reader.ended     the client sent its last byte, or the connection broke: the question above
+    said_goodbye()   the client said that it wants no more; the connection stays open
+    lost()           nobody reads any more, whatever the reason: the connection is dropped,
+    gone             and this is the reason; from here on writing raises `ClientGone`
+    cut()            we break the connection, so that no client takes the answer for whole
+    finished         the answer is complete, or was cut; of a WebSocket from its beginning
+    close()          the exchange is over: its timers stop, the connection may go on
+
 RFC 9112 section 9.5 (failures); RFC 9293 section 3.8.4 (keep-alives).
 Read next: `connection.py`, whose exchanges are watched so.
 """
@@ -86,14 +96,14 @@ class WatchedReader(asyncio.StreamReader):
     def feed_eof(self) -> None:
         """Also tell `on_end`."""
         super().feed_eof()
-        self._tell()
+        self._note_end()
 
     def set_exception(self, exc: Exception) -> None:
         """Also tell `on_end`."""
         super().set_exception(exc)
-        self._tell()
+        self._note_end()
 
-    def _tell(self) -> None:
+    def _note_end(self) -> None:
         self.ended = True
         if self.on_end is not None:
             self.on_end()
@@ -106,9 +116,9 @@ class Watched:
     """
 
     def __init__(
-        self, wire: WatchedReader, writer: asyncio.StreamWriter, settings: Settings
+        self, reader: WatchedReader, writer: asyncio.StreamWriter, settings: Settings
     ) -> None:
-        self.wire = wire
+        self.reader = reader
         self.writer = writer
         self.heartbeat = b""  # what to write after a silence; nothing where there is no such thing
         self.gone: str | None = None
@@ -169,11 +179,11 @@ class Watched:
         if self._settings.naive:
             return
         self._on_gone = on_gone
-        self.wire.on_end = self._peer_ended
-        if self.wire.ended:
+        self.reader.on_end = self._peer_ended
+        if self.reader.ended:
             self._peer_ended()
         else:
-            self.wire.on_data = self._came_ahead
+            self.reader.on_data = self._came_ahead
             self._came_ahead()
 
     def _came_ahead(self) -> None:
@@ -188,7 +198,7 @@ class Watched:
         only an answer to a probe tells, now and then.
         """
         self._ahead_timer = None
-        if self.gone is not None or self.finished or self.wire.ended:
+        if self.gone is not None or self.finished or self.reader.ended:
             return
         if self._transport.is_reading():
             return
@@ -200,7 +210,7 @@ class Watched:
         later = self._loop.call_later(AHEAD_LOOK_S, self._look_ahead, look + 1)
         self._ahead_timer = later
 
-    def left(self, why: str) -> None:
+    def said_goodbye(self, why: str) -> None:
         """The client has said that it wants no more; the connection itself is still open."""
         if self._on_gone is not None:
             self._on_gone(why)
@@ -209,9 +219,9 @@ class Watched:
         """The connection broke, or the client has sent its last byte."""
         if self.gone is not None:
             return
-        if isinstance(self.wire.exception(), TimeoutError):
+        if isinstance(self.reader.exception(), TimeoutError):
             self.lost("the client vanished: it acknowledged nothing for too long")
-        elif self.wire.exception() is not None:
+        elif self.reader.exception() is not None:
             self.lost("the client's connection broke")
         elif self._transport.is_closing() or not self._probe or self._is_tls():
             self.lost("the client closed its connection")

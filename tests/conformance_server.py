@@ -104,8 +104,8 @@ async def main() -> None:
     listener = server.bind("127.0.0.1", parser.parse_args().port)
     loop = asyncio.get_running_loop()
 
-    async def accept(wire: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await Connection(wire, writer, handle, SETTINGS).run()
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Connection(reader, writer, handle, SETTINGS).run()
 
     def protocol() -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(WatchedReader(loop=loop), accept, loop=loop)

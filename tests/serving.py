@@ -44,7 +44,7 @@ async def serving(
     finally:
         if isinstance(engine, Engine) and isinstance(engine.model, FakeModel) and engine.model.step:
             engine.model.step.release(100_000)
-        await running.server.stop(grace_s=1)
+        await running.server.stop(goodbye_s=1)
 
 
 class Running:

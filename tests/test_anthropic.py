@@ -203,7 +203,7 @@ class TestEvents:
         async with serving() as running, running.connect() as peer:
             peer.request("POST", "/v1/messages", {**ASK, "stream": True, "stall_after": 2})
             await peer.until(b"delta")
-            await running.server.stop(grace_s=1)
+            await running.server.stop(goodbye_s=1)
             await peer.until(b"event: error")
         error = events_of(peer.content)[-1]["error"]
         assert error == {"type": "overloaded_error", "message": "the server is shutting down"}
@@ -522,7 +522,7 @@ class TestErrors:
         async with serving() as running, running.connect() as peer:
             peer.request("POST", "/v1/messages", {**ASK, "stall_after": 2})
             await eventually(lambda: running.server.engine.running)
-            await running.server.stop(grace_s=1)
+            await running.server.stop(goodbye_s=1)
             answer = await peer.answer()
         assert answer.status == 503
         assert strictly(shared.ErrorResponse, answer.json()).error.type == "overloaded_error"

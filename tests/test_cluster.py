@@ -124,7 +124,7 @@ class TestCopies:
             for address in ADDRESSES:
                 assert (await ask(address, port, "POST", "/complete", REQUEST)).status == 200
             before = len(servers[1].server.entries)
-            await servers[0].server.stop(grace_s=0)
+            await servers[0].server.stop(goodbye_s=0)
             answers = [await ask(a, port, "POST", "/complete", REQUEST) for a in ADDRESSES]
             made = sum(answer.status == 200 for answer in answers)
             assert len(servers[1].server.entries) == before + made

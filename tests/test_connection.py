@@ -552,7 +552,7 @@ class TestFloods:
                 peer.send(head + b"2\r\n  \r\n" * 100_000)
                 await peer.writer.drain()
                 await eventually(
-                    lambda: all(c.wire._buffer == b"" for c in running.server._tasks.values())
+                    lambda: all(c.reader._buffer == b"" for c in running.server._tasks.values())
                 )
                 await asyncio.sleep(0.2)
                 assert tracemalloc.get_traced_memory()[0] - before < 3_000_000
@@ -583,7 +583,7 @@ async def test_shutdown_lets_a_slow_reader_have_its_whole_answer() -> None:
         peer.request("POST", "/complete", {"prompt": "a", "max_tokens": 20_000})
         await eventually(lambda: running.server.entries and engine.running == 0)
         await eventually(lambda: all(c.exchange is None for c in running.server._tasks.values()))
-        stopping = asyncio.create_task(running.server.stop(grace_s=20))
+        stopping = asyncio.create_task(running.server.stop(goodbye_s=20))
         assert (await peer.answer()).json()["usage"]["completion_tokens"] == 20_000
         await stopping
 

@@ -725,7 +725,7 @@ class TestErrors:
         async with serving(engine, settings=quick(linger_s=0.05)) as running:
             async with talking(running, "/complete", prompt="a" * 3000) as talk:
                 await eventually(entered.is_set)
-                stopping = asyncio.create_task(running.server.stop(grace_s=5))
+                stopping = asyncio.create_task(running.server.stop(goodbye_s=5))
                 await asyncio.sleep(0)
                 release.set()
                 await talk.rest()

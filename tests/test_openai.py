@@ -530,7 +530,7 @@ class TestFailures:
         async with serving() as running, running.connect() as peer:
             peer.request("POST", CHAT, {**ASK, "stream": True, "stall_after": 2})
             await peer.until(b'"content": " ')
-            await running.server.stop(grace_s=1)
+            await running.server.stop(goodbye_s=1)
             await peer.until(b"error")
         error = chunks_of(peer.content, ended=False)[-1]["error"]
         assert (error["message"], error["code"]) == ("the server is shutting down", "unavailable")

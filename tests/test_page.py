@@ -165,7 +165,7 @@ class TestStandIn:
             await peer.until(b"text")
             assert (await running.ask("GET", "/health")).json()["running"] == 1  # counted as any
             assert b"server_requests_running 1" in (await running.ask("GET", "/metrics")).content
-            await running.server.stop(grace_s=0.1)
+            await running.server.stop(goodbye_s=0.1)
             await peer.until(b"shutting down")
 
 

@@ -532,7 +532,7 @@ class TestLife:
                 head, _ = await first.head()
                 second.request("GET", f"/stream/{head.fields.get('reply-id')}")
                 await second.until(b"data")
-                await running.server.stop(grace_s=5)
+                await running.server.stop(goodbye_s=5)
                 for peer in (first, second):
                     content = await peer_rest(peer)
                     assert b"event: error" in content

@@ -176,7 +176,7 @@ class TestEvents:
         async with serving() as running, running.connect() as peer:
             peer.request("POST", "/v1/responses", {**ASK, "stream": True, "stall_after": 2})
             await peer.until(b"delta")
-            await running.server.stop(grace_s=1)
+            await running.server.stop(goodbye_s=1)
             await peer.until(b"response.failed")
         told = events_of(peer.content)
         assert told[-2]["message"] == "the server is shutting down"

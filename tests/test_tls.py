@@ -117,6 +117,6 @@ async def test_shutdown_tells_a_stream(tls: ssl.SSLContext, trusting: ssl.SSLCon
     async with serving(engine, tls=tls) as running, connect(running, trusting) as peer:
         peer.request("POST", "/stream", ENDLESS)
         await peer.head()
-        stopping = asyncio.create_task(running.server.stop(grace_s=1))
+        stopping = asyncio.create_task(running.server.stop(goodbye_s=1))
         await peer.until(b"shutting down")
         await stopping

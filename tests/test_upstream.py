@@ -925,7 +925,7 @@ class TestStopLaw:
             async with ours.connect() as peer:
                 peer.request("POST", "/stream", CHAT)
                 await peer.until(b"One,")
-                await ours.server.stop(grace_s=1)
+                await ours.server.stop(goodbye_s=1)
                 assert await ended(upstream) == b""
                 await peer.until(b"shutting down")
             with pytest.raises(EngineDown):
