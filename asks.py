@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine import Prompt
+from engine import Prompt, Turns
 from generation import BadRequest, SamplingParams
 
 # What a template writes around each message, about: many empty ones are work, too.
@@ -188,7 +188,7 @@ def stops(value: object) -> tuple[str, ...]:
     raise BadRequest("stop must be a string or a list of strings", "stop")
 
 
-def _prompt(body: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+def _prompt(body: Mapping[str, Any]) -> str | Turns:
     prompt, messages = body.get("prompt"), body.get("messages")
     if (prompt is None) == (messages is None):
         raise BadRequest("give either prompt or messages", "prompt")
@@ -199,7 +199,7 @@ def _prompt(body: Mapping[str, Any]) -> str | list[dict[str, Any]]:
     return _messages(messages)
 
 
-def _messages(messages: object) -> list[dict[str, Any]]:
+def _messages(messages: object) -> Turns:
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list that is not empty", "messages")
     for message in messages:

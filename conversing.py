@@ -18,7 +18,7 @@ import asks
 from asks import Ask
 from connection import Exchange
 from delivery import Delivery, refusal_words
-from dialects import Frames
+from dialects import SocketMessages
 from duplex import Duplex
 from generation import BadRequest, EngineDown, QueueFull
 from telling import Entry, to_the_end
@@ -49,7 +49,7 @@ class Conversing:
             await duplex.close(*away)
             return
         except (BadRequest, QueueFull, EngineDown) as error:
-            duplex.send(Frames().refusal(*refusal_words(error)))
+            duplex.send(SocketMessages().refusal(*refusal_words(error)))
             await duplex.close()
             return
         await self._reply(exchange, duplex, entry, ask)
@@ -75,7 +75,7 @@ class Conversing:
             listening = asyncio.create_task(self._listen(duplex, entry))
             try:
                 outlet = delivery.outlet(exchange, duplex, generation, ask.faults)
-                telling = delivery.tell(entry, ask, Frames(), outlet)
+                telling = delivery.tell(entry, ask, SocketMessages(), outlet)
                 whole = await to_the_end(exchange, outlet, telling)
             finally:
                 listening.cancel()

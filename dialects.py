@@ -8,7 +8,7 @@ and the request's `events` field. For the reply "Two":
     named    event: token                   ... event: done
              data: {"text": "Two"}              data: {"finish_reason": ...}
     bare     data: "Two"                    ... data: [DONE]
-    frames   {"text": "Two"}                ... {"done": true, ...}     (WebSocket messages)
+    socket   {"text": "Two"}                ... {"done": true, ...}     (WebSocket messages)
 
 With `usage` asked for, plain and bare send one more event before `[DONE]`. An error is
 `event: error` and nothing after it, so it can't be taken for an end. A stream is told by an
@@ -239,7 +239,7 @@ class Native:
         return {"error": {"message": message, "type": type, "field": field}}
 
 
-class Frames:
+class SocketMessages:
     """The native messages of a WebSocket."""
 
     heartbeat = b""  # a WebSocket has pings

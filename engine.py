@@ -71,7 +71,7 @@ class LanguageModel(Protocol):
     vocabulary: int  # ids are 0 to one less
     eos_ids: frozenset[int]
 
-    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+    def encode(self, prompt: str | Turns) -> list[int]:
         """Plain text or chat messages to token ids; `ValueError` when it can't. Thread-safe."""
 
     def text(self, ids: Sequence[int]) -> str:
@@ -108,7 +108,11 @@ class LanguageModel(Protocol):
 
 
 class AnyEngine(Protocol):
-    """What the server asks of an engine: the one below, the simulated one, or another server."""
+    """What the server asks of an engine: the one below, the simulated one, or another server.
+
+    `submit` has these two parameters in all of them, and one more in two: the simulated one takes
+    faults, another server the name of a model. `Delivery._hand_to` calls each as it is.
+    """
 
     failure: str | None
     context: int
@@ -125,7 +129,7 @@ class AnyEngine(Protocol):
     @property
     def closed(self) -> bool: ...  # noqa: D102
 
-    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]: ...  # noqa: D102
+    def encode(self, prompt: str | Turns) -> list[int]: ...  # noqa: D102
 
     def submit(self, prompt: Any, params: SamplingParams) -> Generation: ...  # noqa: D102
 
@@ -228,7 +232,7 @@ class Engine:
             raise BadRequest(f"token ids are 0 to {self.model.vocabulary - 1}", "prompt")
         return ids
 
-    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+    def encode(self, prompt: str | Turns) -> list[int]:
         """Tokenize; slow for long prompts, and safe to call from any thread."""
         return self.model.encode(prompt)
 
@@ -417,7 +421,7 @@ class Engine:
         if finish_reason is not None:
             self._finish(run, piece, finish_reason)
         elif piece:
-            self._parcels.append((generation, piece, None, run.tell(piece)))
+            self._parcels.append((generation, piece, None, run.take_told(piece)))
 
     def _logprob(self, logits: Any, index: int, token: int, count: int) -> TokenLogprob:
         (_, logprob), *top = self.model.logprobs(logits, index, token, count)
@@ -448,7 +452,7 @@ class Engine:
         with self._wake:
             self._runs.discard(run)
         run.generation.matched_stop = run.stops.matched
-        self._parcels.append((run.generation, piece, finish_reason, run.tell(piece)))
+        self._parcels.append((run.generation, piece, finish_reason, run.take_told(piece)))
 
     def _fail(self, runs: list[Run], error: Exception) -> None:
         log.error("a generation failed", exc_info=error)

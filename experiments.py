@@ -248,7 +248,7 @@ OPENAI_EVENT = (
 @experiment("bytes")
 async def piece_bytes(bench: Bench) -> Finding:
     """One piece, "Two", three bytes of text, in four formats, without HTTP's own framing."""
-    frame = websocket.encode_frame(websocket.TEXT, dialects.Frames().piece(PIECE).encode())
+    frame = websocket.encode_frame(websocket.TEXT, dialects.SocketMessages().piece(PIECE).encode())
     formats = (
         ("server-sent event of this server", dialects.Plain().piece(PIECE), "23"),
         ("Anthropic content_block_delta", ANTHROPIC_EVENT.encode(), "118"),

@@ -79,7 +79,7 @@ class Run:
         """Give out what was held: half a character, or the beginning of a stop string."""
         return self.stops.add(self.detokenizer.finish()) + self.stops.finish()
 
-    def tell(self, piece: str) -> list[TokenLogprob]:
+    def take_told(self, piece: str) -> list[TokenLogprob]:
         """Return what is to be told of the tokens that begin in `piece`, which is being sent."""
         self.sent += len(piece)
         told = []

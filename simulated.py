@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from detokenizer import StopStrings
-from engine import Prompt, token_ids
+from engine import Prompt, Turns, token_ids
 from generation import MAX_TOKENS, BadRequest, EngineDown, Generation, SamplingParams
 
 WORDS = """
@@ -93,7 +93,7 @@ class SimulatedEngine:
     def start(self) -> None:
         """Nothing to start: the event loop's own clock drives the words."""
 
-    def encode(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+    def encode(self, prompt: str | Turns) -> list[int]:
         """One id a word; the ids mean nothing but their number and their text's checksum."""
         if not isinstance(prompt, str):
             prompt = " ".join(_content(message) for message in prompt)

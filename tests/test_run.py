@@ -135,7 +135,7 @@ def test_the_text_so_far_begins_the_tokens_told_of_so_far(
             run.untold.append((run.known, TokenLogprob(str(id), PIECES[id], 0.0)))
         if run.stops.matched is None:
             piece = run.flush() if id is None else run.add(id)
-            tokens = run.tell(piece)
+            tokens = run.take_told(piece)
             assert piece or not tokens
             sent += piece
             entries += [int(each.token) for each in tokens]
