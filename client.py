@@ -31,7 +31,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 import diagnosis
-import runs
+import plans
 import tally
 from asking import DEFAULT_OPTIONS, Session, ask
 from measures import Failure, Mode, Reply
@@ -84,7 +84,7 @@ def _write_no_more() -> None:
 class Printer:
     """Carries out a plan and prints what came of it: one reply in full, or many as a table."""
 
-    def __init__(self, plan: runs.Plan, *, as_json: bool, timeline: TextIO | None) -> None:
+    def __init__(self, plan: plans.Plan, *, as_json: bool, timeline: TextIO | None) -> None:
         self._plan = plan
         self._as_json = as_json
         self._timeline = timeline
@@ -99,7 +99,7 @@ class Printer:
         began = time.perf_counter()
         gc.disable()  # a collection stops all for milliseconds, and dates would be late by them
         try:
-            asyncio.run(runs.run(self._plan, self._take))
+            asyncio.run(plans.run(self._plan, self._take))
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -179,7 +179,7 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
 # What the arguments ask for
 
 
-def _plan(args: argparse.Namespace) -> runs.Plan:
+def _plan(args: argparse.Namespace) -> plans.Plan:
     """Return the plan; ValueError where arguments contradict each other."""
     url, prompt = DEFAULT_URL, args.prompt
     if args.url is not None and args.url.lower().startswith(SCHEMES):
@@ -203,7 +203,7 @@ def _plan(args: argparse.Namespace) -> runs.Plan:
     bodies = tuple(
         _body(args, _prompt_body(args, u, prompt) if data is None else data) for u in urls
     )
-    return runs.Plan(
+    return plans.Plan(
         urls=urls,
         bodies=tuple(body or {} for body in bodies),
         options=tuple(

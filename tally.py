@@ -9,7 +9,7 @@ fit in memory. Only complete replies have latencies: a refusal is fast and would
 look fast. Failures are counted by category, each with an example of the server's words.
 
 Not here: what the numbers mean (`measures.py`) and what they show (`diagnosis.py`, before this
-one). Read next: `runs.py`.
+one). Read next: `plans.py`.
 """
 
 from array import array

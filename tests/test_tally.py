@@ -14,7 +14,7 @@ from test_client import DONE, TWO, document, event, piece, run, start, stream
 
 import client
 import http1
-import runs
+import plans
 import tally
 from asking import ask
 from client import Options, Reply
@@ -82,12 +82,12 @@ class TestTally:
 def plan(server, n, **more):
     count = len(more.setdefault("urls", (server.url(),)))
     options = (Options(mode=Mode.SSE),) * count
-    return runs.Plan(bodies=({"prompt": "Hi"},) * count, options=options, n=n, **more)
+    return plans.Plan(bodies=({"prompt": "Hi"},) * count, options=options, n=n, **more)
 
 
 async def carried_out(given):
     taken = []
-    await runs.run(given, lambda which, reply: taken.append((which, reply)))
+    await plans.run(given, lambda which, reply: taken.append((which, reply)))
     return taken
 
 
@@ -157,8 +157,8 @@ class TestRuns:
 
     async def test_a_bad_request_is_our_mistake(self):
         with pytest.raises(ValueError, match="JSON compliant"):
-            await runs.run(
-                runs.Plan(urls=("http://x/",), bodies=({"x": math.nan},), options=(Options(),)),
+            await plans.run(
+                plans.Plan(urls=("http://x/",), bodies=({"x": math.nan},), options=(Options(),)),
                 print,
             )
 
