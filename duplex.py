@@ -25,7 +25,6 @@ class Duplex:
     def __init__(self, exchange: Exchange, max_message_bytes: int = 1024 * 1024) -> None:
         self.exchange = exchange
         self._ended = False  # the peer said Close, broke a rule, or is gone
-        self._close_sent = False
         self._peer = websocket.Connection(
             websocket.Side.SERVER, max_message_bytes=max_message_bytes
         )
@@ -79,10 +78,9 @@ class Duplex:
         return bool(data)
 
     def _send_close(self, code: int, reason: str) -> None:
-        if self._peer.state is not websocket.State.CLOSED and not self._close_sent:
-            self._close_sent = True
+        if close := self._peer.close(code, reason):  # empty when one was sent before
             with contextlib.suppress(ClientGone):
-                self.exchange.write(self._peer.close(code, reason))
+                self.exchange.write(close)
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Run the closing handshake: our Close, what the peer still sends, its Close."""
