@@ -45,6 +45,11 @@ from run import Constraint, Run
 
 log = logging.getLogger("engine")
 
+# Of one prompt, between two decode passes: see `Engine`.
+PREFILL_CHUNK = 128
+# Requests beyond the rows.
+MAX_WAITING = 64
+
 Turns = list[dict[str, Any]]  # of a chat
 # Plain text to continue, a chat, or token ids as they are.
 Prompt = str | Turns | list[int]
@@ -157,8 +162,8 @@ class Engine:
         self,
         model: LanguageModel,
         *,
-        prefill_chunk: int = 128,
-        max_waiting: int = 64,
+        prefill_chunk: int = PREFILL_CHUNK,
+        max_waiting: int = MAX_WAITING,
         reuse: bool = True,
     ) -> None:
         self.model = model

@@ -25,12 +25,12 @@ import http1
 import page
 from access import Access
 from delivery import SLOW_CLIENT, SSE_HEARTBEAT, Policy
-from engine import AnyEngine, Engine
+from engine import MAX_WAITING, PREFILL_CHUNK, AnyEngine, Engine
 from generation import SamplingParams
 from models import DEFAULT, Served
 from pieces import Banned
 from simulated import FIELDS, SimulatedEngine
-from upstream import UpstreamEngine
+from upstream import TIMEOUT_S, UpstreamEngine
 from watching import Settings
 
 
@@ -70,7 +70,8 @@ class Options:
         )
 
 
-_LIMITS, _SETTINGS, _POLICY = http1.Limits(), Settings(), Policy()
+_LIMITS, _SETTINGS, _POLICY, _OPTIONS = http1.Limits(), Settings(), Policy(), Options()
+_SCHEDULE = SimulatedEngine()
 
 # Under each heading of `--help`: name, default (its type is the flag's), help.
 FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
@@ -85,36 +86,37 @@ FLAGS: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("--model", "default", "a folder, a .gguf file, a hub id, or 'simulated'"),
         ("--device", "auto", "cuda, mps or cpu"),
         ("--dtype", "auto", "float32, bfloat16 or float16"),
+        # These two are `lm.LanguageModel.load`'s: to ask it would be to import torch.
         ("--context", 2048, "tokens of prompt and reply together; 0: as many as the model takes"),
         ("--rows", 16, "replies that are generated at the same time"),
         ("--kv-memory", 0.0, "MiB of cache; rows that do not fit are left out; 0: no bound"),
-        ("--prefill-chunk", 128, "tokens of a prompt read between two passes of the others"),
+        ("--prefill-chunk", PREFILL_CHUNK, "tokens of a prompt read between two decode passes"),
         ("--banned", "", "a file of phrases, one a line, that no reply may hold"),
     ),
     "the simulated model": (
-        ("--seed", 42, "of its schedule"),
-        ("--delay-ms", 33.0, "from one word to the next"),
-        ("--jitter-ms", 8.0, "by how much that varies"),
-        ("--first-delay-ms", 0.0, "before the first word"),
+        ("--seed", _SCHEDULE.seed, "of its schedule"),
+        ("--delay-ms", _SCHEDULE.delay_ms, "from one word to the next"),
+        ("--jitter-ms", _SCHEDULE.jitter_ms, "by how much that varies"),
+        ("--first-delay-ms", _SCHEDULE.first_delay_ms, "before the first word"),
     ),
     "another server in place of a model": (
         ("--upstream", "", "the URL of an OpenAI-compatible server to relay to"),
         ("--upstream-key-env", "", "the environment variable that holds its API key"),
         ("--upstream-model", "", "the model to ask for; else the first in its list"),
-        ("--upstream-timeout", 120.0, "seconds without a byte from it before it is given up"),
+        ("--upstream-timeout", TIMEOUT_S, "seconds without a byte from it before it is given up"),
     ),
     "silence, slow clients, lost clients": (
         ("--heartbeat", _SETTINGS.heartbeat_s, "seconds of silence before one is sent; 0: none"),
         ("--sse-heartbeat", "comment", "what is sent on event streams: comment, event or off"),
-        ("--slow-client", "buffer", "one that falls behind: buffer, pause or drop"),
+        ("--slow-client", _POLICY.slow_client, "one that falls behind: buffer, pause or drop"),
         ("--queued-bytes", _SETTINGS.queued_bytes, "bytes that may wait for one client"),
         ("--stall", _SETTINGS.stall_s, "seconds without progress before a client is dropped"),
         ("--grace", _POLICY.grace_s, "seconds that a resumable reply goes on with no client"),
         ("--keep", _POLICY.keep_s, "seconds that a resumable reply is kept after its end"),
     ),
     "limits": (
-        ("--queue", 64, "requests that may wait for a row; then 429"),
-        ("--connections", 1000, "at the same time; then 503"),
+        ("--queue", MAX_WAITING, "requests that may wait for a row; then 429"),
+        ("--connections", _OPTIONS.max_connections, "at the same time; then 503"),
         ("--target-bytes", _LIMITS.target_bytes, "the longest request target; then 414"),
         ("--head-bytes", _LIMITS.head_bytes, "the longest head; then 431"),
         ("--content-bytes", _LIMITS.content_bytes, "the longest content; then 413"),
@@ -235,15 +237,15 @@ def make_options(args: argparse.Namespace) -> Options:
     )
     access = Access(tuple(args.cors), tuple(args.api_key))
     return Options(
-        args.model,
-        access,
-        policy,
-        settings,
-        args.connections,
-        tuple(args.alias),
-        args.sse_heartbeat == "event",
-        args.pad,
-        args.page_proxy,
+        model=args.model,
+        access=access,
+        policy=policy,
+        settings=settings,
+        max_connections=args.connections,
+        aliases=tuple(args.alias),
+        heartbeat_events=args.sse_heartbeat == "event",
+        pad=args.pad,
+        proxy=args.page_proxy,
     )
 
 

@@ -62,9 +62,9 @@ class SimulatedEngine:
         self,
         seed: int = 42,
         *,
-        delay_ms: float = 33,
-        jitter_ms: float = 8,
-        first_delay_ms: float = 0,
+        delay_ms: float = 33.0,
+        jitter_ms: float = 8.0,
+        first_delay_ms: float = 0.0,
     ) -> None:
         self.seed = seed
         self.delay_ms = delay_ms

@@ -76,6 +76,8 @@ log = logging.getLogger("upstream")
 # The list of models that was got so long ago is asked for anew when somebody wants one that is not
 # in it. A name that nobody serves costs upstream no more than that.
 LIST_S = 5.0
+# Of silence. It may be reading a long prompt, or letting the request wait.
+TIMEOUT_S = 120.0
 # For usage and [DONE] to follow a finish reason: the text is complete already.
 LINGER_S = 5.0
 MAX_EVENT_BYTES = 1024 * 1024
@@ -142,7 +144,7 @@ class UpstreamEngine:
         key: str | None = None,
         *,
         model: str | None = None,
-        timeout_s: float = 120,
+        timeout_s: float = TIMEOUT_S,
         max_waiting: int = 64,
         tls: ssl.SSLContext | None = None,
     ) -> None:
