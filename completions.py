@@ -293,7 +293,7 @@ def finish_reason(ask: Ask, generation: Generation) -> str:
         return "tool_calls" if ask.tool and generation.matched_stop is None else "stop"
     if generation.finish_reason == "length":
         return "length"
-    raise BadRequest("the reply was cancelled", code="cancelled")
+    raise BadRequest("the reply was cancelled", type="cancelled")
 
 
 # Chat.

@@ -17,10 +17,10 @@ from typing import Any
 import asks
 from asks import Ask
 from connection import Exchange
-from delivery import Delivery, refusal_words
+from delivery import Delivery
 from dialects import SocketMessages
 from duplex import Duplex
-from generation import BadRequest, EngineDown, QueueFull
+from generation import BadRequest, NotTaken
 from telling import Entry, to_the_end
 from watching import ClientGone
 
@@ -48,8 +48,8 @@ class Conversing:
             away = (1001, "") if self._delivery.stopping else (1008, "no request came")
             await duplex.close(*away)
             return
-        except (BadRequest, QueueFull, EngineDown) as error:
-            duplex.send(SocketMessages().refusal(*refusal_words(error)))
+        except NotTaken as error:
+            duplex.send(SocketMessages().refusal(str(error), error.type, error.field))
             await duplex.close()
             return
         await self._reply(exchange, duplex, entry, ask)

@@ -31,7 +31,7 @@ from asks import Ask
 from connection import Exchange
 from dialects import Dialect, Events, Native, to_json
 from engine import AnyEngine, Engine, Prompt, token_ids
-from generation import BadRequest, EngineDown, Filtered, Generation, GenerationError, QueueFull
+from generation import BadRequest, EngineDown, Filtered, Generation, GenerationError
 from messages import Messages
 from metrics import Metrics
 from outlet import Faulty, Outlet, Sender, ToClient
@@ -125,7 +125,7 @@ class Delivery:
         try:
             return dialect.parse(body)
         except BadRequest as error:
-            if error.code != "model_not_found":
+            if error.type != "model_not_found":
                 raise
         await self.list_models()  # there may be a new one
         return dialect.parse(body)
@@ -358,10 +358,3 @@ class Delivery:
 def _refused(error: GenerationError) -> Refusal:
     """A failure that comes while it can still be said with a status."""
     return Refusal(error.status, str(error), error.type, fields=error.fields)
-
-
-def refusal_words(error: Exception) -> tuple[str, str, str | None]:
-    """Message, type and field of a refusal by the engine or the dialect."""
-    if isinstance(error, BadRequest):
-        return str(error), error.code or "invalid_request_error", error.field
-    return str(error), "overloaded" if isinstance(error, QueueFull) else "unavailable", None

@@ -34,21 +34,40 @@ GREEDY_BELOW = 0.01
 Take = Callable[[str], bool]
 
 
-class BadRequest(ValueError):
-    """The request can't be right. `field` names what is wrong; the text is safe to show."""
+class NotTaken(Exception):
+    """No reply was begun; the text is safe to show, and the rest is what an answer says with it."""
 
-    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+    status: int
+    type: str
+    field: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+class BadRequest(NotTaken, ValueError):
+    """The request can't be right. `field` names what is wrong."""
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, field: str | None = None, type: str | None = None) -> None:
         super().__init__(message)
         self.field = field
-        self.code = code
+        self.type = type or self.type
 
 
-class QueueFull(Exception):
-    """As many requests wait as are allowed to: try again later (HTTP 429)."""
+class QueueFull(NotTaken):
+    """As many requests wait as are allowed to: try again later."""
+
+    status = 429
+    type = "overloaded"
+    fields = (("Retry-After", "1"),)
 
 
-class EngineDown(Exception):
-    """There is no generation thread any more (HTTP 503)."""
+class EngineDown(NotTaken):
+    """There is no generation thread any more."""
+
+    status = 503
+    type = "unavailable"
 
 
 class GenerationError(Exception):

@@ -251,7 +251,7 @@ def _stop(ask: Ask, generation: Generation) -> dict[str, str | None]:
     if generation.filtered:
         return REFUSAL
     if generation.finish_reason not in STOP_REASONS:
-        raise BadRequest("the reply was cancelled", code="cancelled")
+        raise BadRequest("the reply was cancelled", type="cancelled")
     reason = STOP_REASONS[generation.finish_reason]
     if generation.matched_stop is not None:
         reason = "stop_sequence"

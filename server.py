@@ -36,10 +36,10 @@ import websocket
 from about import About
 from access import GENERATING, Refusal, allow
 from connection import Connection, Exchange, Handler
-from delivery import JSON, STREAM_FIELDS, Delivery, refusal_words
+from delivery import JSON, STREAM_FIELDS, Delivery
 from dialects import to_json
 from engine import AnyEngine, Engine
-from generation import BadRequest, EngineDown, QueueFull
+from generation import NotTaken
 from metrics import Metrics
 from options import Options, make_engine, make_options, make_tls, parse_arguments
 from routes import Routes
@@ -57,7 +57,6 @@ TURNED_AWAY = 100
 OTHER_FILES = 100
 # How long streams may take to say goodbye at shutdown.
 GOODBYE_S = 5.0
-STATUS: dict[type[Exception], int] = {BadRequest: 400, QueueFull: 429, EngineDown: 503}
 
 
 class Server:
@@ -151,11 +150,9 @@ class Server:
         except http1.ProtocolError as error:
             fields = websocket.UPGRADE_REQUIRED_FIELDS if error.status == 426 else ()
             self._refuse(exchange, Refusal(error.status, str(error), fields=fields))
-        except (BadRequest, QueueFull, EngineDown) as error:
-            message, kind, name = refusal_words(error)
-            status = STATUS[type(error)]
-            later = (("Retry-After", "1"),) if status == 429 else ()
-            self._refuse(exchange, Refusal(status, message, kind, name, later))
+        except NotTaken as error:
+            words = str(error), error.type, error.field, error.fields
+            self._refuse(exchange, Refusal(error.status, *words))
         except ClientGone:
             raise
         except Exception:

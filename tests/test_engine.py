@@ -181,7 +181,7 @@ class TestRefusals:
         async with running(FakeModel(context=16)) as engine:
             with pytest.raises(BadRequest, match=r"16 tokens.*16") as caught:
                 engine.submit("x" * 16, params())
-        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.type == "context_length_exceeded"
 
     @pytest.mark.parametrize("prompt", ["", []])
     async def test_empty_prompt(self, prompt: Any) -> None:
