@@ -43,7 +43,7 @@ class Ask:
     hold_back: int = 0
     resume: bool = False
     simulated: bool = False  # by words on a schedule, where the server has a model too
-    faults: Mapping[str, int] | None = None
+    simulation: Mapping[str, int] | None = None  # schedule and faults of the simulated engine
     tool: str | None = None  # the function whose arguments the reply is
     schema_field: str = "schema"  # where the request has it
     prompts: tuple[Prompt, ...] = ()  # where one request asks for several replies
@@ -138,11 +138,11 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_native(
-    body: Mapping[str, Any], fault_names: tuple[str, ...] = (), *, stream: bool = True
+    body: Mapping[str, Any], simulation_names: tuple[str, ...] = (), *, stream: bool = True
 ) -> Ask:
     """Check a native request; `BadRequest` names the field. Unknown fields are refused."""
     for name in body:
-        if name not in _NATIVE and name not in fault_names:
+        if name not in _NATIVE and name not in simulation_names:
             raise BadRequest(f"unknown field {name[:100]!r}", name[:100])
     body = without_nulls(body)
     # What the other fields of delivery ask for a whole reply has: its usage, and one group.
@@ -165,7 +165,7 @@ def parse_native(
         hold_back=count(body, "hold_back", 0, MAX_HOLD_BACK) if "hold_back" in body else 0,
         resume=flag(body, "resume"),
         simulated=choice(body, "model", ("default", STAND_IN)) == STAND_IN,
-        faults=faults_in(body, fault_names),
+        simulation=simulation_in(body, simulation_names),
     )
 
 
@@ -174,8 +174,8 @@ def without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def faults_in(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
-    """The faults on demand, where the engine has them (see `simulated.py`)."""
+def simulation_in(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
+    """What is asked of the simulated engine, where that answers (see `simulated.py`)."""
     return {name: count(body, name) for name in names if name in body}
 
 

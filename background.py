@@ -64,7 +64,7 @@ class Background:
         telling = self._delivery.tell(entry, ask, events, replay)
         self._delivery.replays.add(replay, telling)
         if ask.stream:
-            await follow(self._delivery, exchange, replay, 0, entry, ask.faults)
+            await follow(self._delivery, exchange, replay, 0, entry, ask.simulation)
         else:
             await self._tell(exchange, replay)
 

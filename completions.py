@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sse
-from asks import Ask, count, faults_in, flag, without_nulls
+from asks import Ask, count, flag, simulation_in, without_nulls
 from chats import (
     Tool,
     calling,
@@ -100,7 +100,7 @@ def told_with(body: Mapping[str, Any], served: Served, stream: bool) -> dict[str
     return {
         "usage": flag(options, "include_usage"),
         "pad": asks_padding(options, served),
-        "faults": faults_in(body, served.fault_names),
+        "simulation": simulation_in(body, served.simulation_names),
     }
 
 

@@ -74,7 +74,7 @@ class Conversing:
             delivery.watch(exchange, entry)
             listening = asyncio.create_task(self._listen(duplex, entry))
             try:
-                outlet = delivery.outlet(exchange, duplex, generation, ask.faults)
+                outlet = delivery.outlet(exchange, duplex, generation, ask.simulation)
                 telling = delivery.tell(entry, ask, SocketMessages(), outlet)
                 whole = await to_the_end(exchange, outlet, telling)
             finally:

@@ -37,7 +37,7 @@ from metrics import Metrics
 from outlet import Faulty, Outlet, Sender, ToClient
 from pieces import Banned, Pieces, grouped, held_back
 from replay import ReplayStore
-from simulated import FIELDS, SimulatedEngine
+from simulated import FIELDS, ON_THE_WIRE, SimulatedEngine
 from telling import Entry, Numbered, broken_off, tell, to_the_end
 from upstream import UpstreamEngine
 
@@ -97,8 +97,8 @@ class Delivery:
         if isinstance(engine, SimulatedEngine):
             self.stand_in = engine
         names = FIELDS if self.stand_in is engine else ()
-        self.streamed = Native(stream=True, fault_names=names, stand_in_names=FIELDS)
-        self.buffered = Native(stream=False, fault_names=names, stand_in_names=FIELDS)
+        self.streamed = Native(stream=True, simulation_names=names, stand_in_names=FIELDS)
+        self.buffered = Native(stream=False, simulation_names=names, stand_in_names=FIELDS)
 
     # The two ways to answer over HTTP, by route or by what the request asks for.
 
@@ -195,7 +195,7 @@ class Delivery:
             listed = ask.model in engine.listed
             return engine.submit(ids, ask.params, ask.model if listed else None)
         if isinstance(engine, SimulatedEngine):
-            return engine.submit(ids, ask.params, ask.faults)
+            return engine.submit(ids, ask.params, ask.simulation)
         return engine.submit(ids, ask.params)
 
     async def submit_checked(self, exchange: Exchange, ask: Ask) -> Entry:
@@ -256,9 +256,10 @@ class Delivery:
         exchange: Exchange,
         sender: Sender,
         generation: Generation | None,
-        faults: Mapping[str, int] | None,
+        simulation: Mapping[str, int] | None,
     ) -> ToClient:
         """What to tell a client through; `generation` is what its slowness slows down, if any."""
+        faults = {name: n for name, n in (simulation or {}).items() if name in ON_THE_WIRE}
         if faults:
             return Faulty(exchange, sender, self.policy.slow_client, generation, faults)
         return ToClient(exchange, sender, self.policy.slow_client, generation)
@@ -272,7 +273,8 @@ class Delivery:
             text = await self.text(entry, ask, dialect)
         fields = [*self.access.fields(exchange.request), ("Reply-Id", generation.id)]
         body = to_json(dialect.body(ask, generation, text)).encode()
-        if ask.faults and ask.faults.get("truncate_after", 10**9) <= generation.completion_tokens:
+        cut_after = (ask.simulation or {}).get("truncate_after")
+        if cut_after is not None and cut_after <= generation.completion_tokens:
             exchange.cut_short(200, body, JSON, fields)
         else:
             exchange.respond(200, body, JSON, fields)
@@ -305,7 +307,7 @@ class Delivery:
             # Only an `EventSource` uses GET, and it reconnects after the end: the end's id tells
             # it apart from one that begins (see `resuming.py`).
             numbered = Numbered.END if exchange.request.method == "GET" else Numbered.NONE
-            outlet = self.outlet(exchange, exchange, generation, ask.faults)
+            outlet = self.outlet(exchange, exchange, generation, ask.simulation)
             telling = self.tell(entry, ask, events, outlet, numbered)
             if await to_the_end(exchange, outlet, telling):
                 exchange.finish()

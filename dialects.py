@@ -199,8 +199,8 @@ FORMS: dict[str, Callable[[bool], Events]] = {"plain": Plain, "named": Named, "b
 class Native:
     """The native routes: `/stream` with events, the others with one JSON body.
 
-    `fault_names` and `stand_in_names`: the fields that the served engine has of its own, and those
-    of the stand-in that `"model": "simulated"` asks for.
+    `simulation_names` and `stand_in_names`: the fields that the served engine has of its own, and
+    those of the stand-in that `"model": "simulated"` asks for.
     """
 
     filter_is_an_end = False
@@ -209,11 +209,11 @@ class Native:
         self,
         *,
         stream: bool,
-        fault_names: tuple[str, ...] = (),
+        simulation_names: tuple[str, ...] = (),
         stand_in_names: tuple[str, ...] = (),
     ) -> None:
         self._stream = stream
-        self._fault_names = fault_names
+        self._fault_names = simulation_names
         self._stand_in_names = stand_in_names
 
     def parse(self, body: Mapping[str, Any]) -> Ask:

@@ -295,10 +295,10 @@ class Engine:
         try:
             while self._wait_for_work():
                 self._step()
-        except BaseException as error:
+        except BaseException:
             log.exception("the generation thread died")
             self.failure = "the generation thread died"
-            self._end_all("error", str(error))
+            self._end_all("error", self.failure)
         else:
             self._end_all("cancelled", None)
         self._hand_over()
@@ -481,7 +481,7 @@ class Engine:
             self._waiting.clear()
         self._rows = [None] * len(self._rows)
         for run in runs:
-            run.generation.error = error and "the generation thread died"
+            run.generation.error = error
             self._parcels.append((run.generation, "", finish_reason, ()))
 
     def _hand_over(self) -> None:

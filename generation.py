@@ -26,6 +26,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 500
 # As many alternatives to a token as OpenAI gives.
 MAX_LOGPROBS = 20
+# Why a reply is cancelled when the server stops.
+SHUTDOWN = "shutdown"
 # Below this the division of the logits would overflow before it changed any choice.
 GREEDY_BELOW = 0.01
 

@@ -258,7 +258,7 @@ class Several:
         ]
         self._delivery.start(exchange, lead, chunks[0].heartbeat)
         self._delivery.watch(exchange, *entries)
-        outlet = self._delivery.outlet(exchange, exchange, None, asks[0].faults)
+        outlet = self._delivery.outlet(exchange, exchange, None, asks[0].simulation)
         telling = self._side_by_side(asks, entries, chunks, outlet)
         if await to_the_end(exchange, outlet, telling):
             exchange.finish()

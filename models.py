@@ -30,8 +30,8 @@ class Served:
     """One model and its settings, the same for each of the providers' dialects.
 
     `context`: tokens of prompt and reply together. `default_tokens`: for a request that does not
-    say how many it wants; None for as many as the context holds. `fault_names`: the faults that
-    can be asked for (`simulated.py`). `heartbeat_events`: a silence is broken by an event that
+    say how many it wants; None for as many as the context holds. `simulation_names`: what can be
+    asked of the simulated engine. `heartbeat_events`: a silence is broken by an event that
     says nothing instead of a comment, where there is such an event. `pad`: see `obfuscation` in
     `completions.py`. `listed`: the names that another server has for its models, behind which this
     one stands.
@@ -41,7 +41,7 @@ class Served:
     aliases: tuple[str, ...] = ()
     context: int = MAX_TOKENS
     default_tokens: int | None = None
-    fault_names: tuple[str, ...] = ()
+    simulation_names: tuple[str, ...] = ()
     heartbeat_events: bool = False
     pad: bool = False
     listed: Callable[[], Sequence[str]] = tuple

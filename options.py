@@ -63,7 +63,7 @@ class Options:
             engine.context,
             # Words on a schedule have no end of their own.
             default_tokens=SamplingParams().max_tokens if simulated else None,
-            fault_names=FIELDS if simulated else (),
+            simulation_names=FIELDS if simulated else (),
             heartbeat_events=self.heartbeat_events,
             pad=self.pad,
             listed=(lambda: upstream.listed) if upstream else tuple,

@@ -57,7 +57,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import sse
-from asks import Ask, faults_in, flag, without_nulls
+from asks import Ask, flag, simulation_in, without_nulls
 from chats import (
     ANY_OBJECT,
     Tool,
@@ -146,7 +146,7 @@ class Responses:
             flag(body, "stream"),
             self._served.model(body),
             pad=asks_padding(stream_options(body), self._served),
-            faults=faults_in(body, self._served.fault_names),
+            simulation=simulation_in(body, self._served.simulation_names),
             tool=tool.name if tool else None,
             schema_field=tool.where if tool else FORMAT_SCHEMA,
             resume=background,

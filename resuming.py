@@ -67,7 +67,7 @@ class Resuming:
         delivery.replays.add(replay, delivery.tell(entry, ask, events, replay, Numbered.ALL))
         # An `EventSource` can't read the head, and reconnects: it is told the id as an event.
         first = begin_event(entry.generation.id) if exchange.request.method == "GET" else b""
-        await follow(delivery, exchange, replay, 0, entry, ask.faults, first)
+        await follow(delivery, exchange, replay, 0, entry, ask.simulation, first)
 
     async def _resume(self, exchange: Exchange, id: str, after: int) -> None:
         delivery = self._delivery
@@ -98,7 +98,7 @@ async def follow(
     replay: Replay,
     after: int,
     entry: Entry,
-    faults: Mapping[str, int] | None = None,
+    simulation: Mapping[str, int] | None = None,
     first: bytes = b"",
 ) -> None:
     """Write a resumable reply's events from number `after` on, behind `first`."""
@@ -112,7 +112,7 @@ async def follow(
     if first:
         exchange.write(exchange.frame(first))
 
-    outlet = delivery.outlet(exchange, exchange, None, faults)
+    outlet = delivery.outlet(exchange, exchange, None, simulation)
     telling = replay.follow(after, outlet, lambda: exchange.gone is None)
     if await to_the_end(exchange, outlet, telling):
         exchange.finish()

@@ -39,7 +39,7 @@ from connection import Connection, Exchange, Handler
 from delivery import JSON, STREAM_FIELDS, Delivery
 from dialects import to_json
 from engine import AnyEngine, Engine
-from generation import NotTaken
+from generation import SHUTDOWN, NotTaken
 from metrics import Metrics
 from options import Options, make_engine, make_options, make_tls, parse_arguments
 from routes import Routes
@@ -103,7 +103,7 @@ class Server:
         self.delivery.stopping = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed: from 3.12 on it waits for every connection
-        self.engine.cancel_all("shutdown")
+        self.engine.cancel_all(SHUTDOWN)
         if self.delivery.stand_in is not None:
             self.delivery.stand_in.close()
         for connection in list(self._tasks.values()):

@@ -7,7 +7,8 @@ same schedule, on any machine: what differs between two ways of delivery is then
 stop string ends the reply as it would a model's.
 
 A request can ask for a schedule of its own (`delay_ms`, `jitter_ms`, `first_delay_ms`), and for
-faults, which strike after so many words:
+faults. The first two strike after so many words, the next two after so many events, of which a
+provider's opening one is the first:
 
     fail_after      the generation fails: an error in words, on the wire as for any failure
     stall_after     nothing more comes, and no end either
@@ -15,7 +16,7 @@ faults, which strike after so many words:
     garbage_after   bytes that are no valid event, frame or chunk
     split_at        every write is cut into parts of so many bytes
 
-The first two are made by `SimulatedEngine`, the others by `outlet.Faulty`, at the socket.
+Those two are made by `SimulatedEngine`, the others by `outlet.Faulty`, at the socket.
 
 Not here: rows, batches, sampling; `schema` and `logprobs`, which are refused: words drawn from a
 list fit no schema and have no probabilities worth telling. Read next: `asks.py`.
@@ -30,7 +31,14 @@ from typing import Any
 
 from detokenizer import StopStrings
 from engine import Prompt, Turns, token_ids
-from generation import MAX_TOKENS, BadRequest, EngineDown, Generation, SamplingParams
+from generation import (
+    MAX_TOKENS,
+    SHUTDOWN,
+    BadRequest,
+    EngineDown,
+    Generation,
+    SamplingParams,
+)
 
 WORDS = """
 a and as at before between by carried clear day each every first for from gone half in into it its
@@ -46,7 +54,8 @@ TICKS_PER_S = 250
 ROUNDING = 1e-3  # of a tick: two sums of the same delays are the same time
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
-FAULTS = ("fail_after", "stall_after", "truncate_after", "garbage_after", "split_at")
+ON_THE_WIRE = ("truncate_after", "garbage_after", "split_at")
+FAULTS = ("fail_after", "stall_after", *ON_THE_WIRE)
 # What a request may ask of this engine and of no other.
 FIELDS = (*SCHEDULE, *FAULTS)
 
@@ -103,9 +112,9 @@ class SimulatedEngine:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        faults: Mapping[str, int] | None = None,
+        asked: Mapping[str, int] | None = None,
     ) -> Generation:
-        """As `Engine.submit`; `faults` are any of `FIELDS`, as in the module's docstring."""
+        """As `Engine.submit`; `asked` has any of `FIELDS`, as in the module's docstring."""
         if self._closed:
             raise EngineDown("the server is shutting down")
         ids = token_ids(prompt, self.encode)
@@ -117,7 +126,7 @@ class SimulatedEngine:
             raise BadRequest("the simulated engine has no probabilities", "logprobs")
         number = next(self._numbers)
         draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
-        schedule = Schedule(self, len(ids), params, draw, faults or {})
+        schedule = Schedule(self, len(ids), params, draw, asked or {})
         self._schedules.add(schedule)
         schedule.start()
         return schedule.generation
@@ -125,7 +134,7 @@ class SimulatedEngine:
     def close(self, timeout: float = 0) -> None:
         """Cancel everything."""
         self._closed = True
-        self.cancel_all("shutdown")
+        self.cancel_all(SHUTDOWN)
 
     @property
     def closed(self) -> bool:
@@ -191,17 +200,17 @@ class Schedule:
         prompt_tokens: int,
         params: SamplingParams,
         draw: random.Random,
-        faults: Mapping[str, int],
+        asked: Mapping[str, int],
     ) -> None:
         self.generation = Generation(prompt_tokens, self._flags_changed)
         self._engine = engine
         self._clock = engine.clock
-        delays = (faults.get(name, getattr(engine, name)) / 1000 for name in SCHEDULE)
+        delays = (asked.get(name, getattr(engine, name)) / 1000 for name in SCHEDULE)
         self._delay_s, self._jitter_s, first_delay_s = delays
         self._max_tokens = params.max_tokens
         self._draw = draw
-        self._fail_after = faults.get("fail_after")
-        self._stall_after = faults.get("stall_after")
+        self._fail_after = asked.get("fail_after")
+        self._stall_after = asked.get("stall_after")
         self._stops = StopStrings(params.stop) if params.stop else None
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + first_delay_s

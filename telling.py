@@ -31,7 +31,7 @@ from typing import Any
 
 from connection import Exchange
 from dialects import Events
-from generation import Filtered, Generation, GenerationError
+from generation import SHUTDOWN, Filtered, Generation, GenerationError
 from outlet import Cut, Outlet
 from pieces import Pieces, pour
 from replay import ABANDONED
@@ -136,7 +136,7 @@ async def to_the_end(exchange: Exchange, outlet: Outlet, telling: Awaitable[None
 
 # Not by the client's own wish: such a reply must not look like one that has ended.
 BROKEN_OFF = {
-    "shutdown": ("the server is shutting down", "unavailable"),
+    SHUTDOWN: ("the server is shutting down", "unavailable"),
     ABANDONED: ("nobody followed the reply any more", "abandoned"),
 }
 

@@ -61,6 +61,7 @@ import http1
 import sse
 from generation import (
     MAX_TOKENS,
+    SHUTDOWN,
     BadRequest,
     EngineDown,
     Filtered,
@@ -207,7 +208,7 @@ class UpstreamEngine:
     def close(self, timeout: float = 0) -> None:
         """Cancel everything."""
         self._closed = True
-        self.cancel_all("shutdown")
+        self.cancel_all(SHUTDOWN)
 
     @property
     def closed(self) -> bool:

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
+from access import Access
+from delivery import Delivery, Policy
 from generation import Generation, GenerationError
+from metrics import Metrics
 from outlet import GARBAGE, Cut, Faulty, ToClient
 from pieces import pour
+from simulated import SimulatedEngine
 from watching import ClientGone
 
 
@@ -208,3 +212,13 @@ class TestFaulty:
         outlet.put(b"a")
         await outlet.ready()
         assert exchange.parts == [b"a"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"delay_ms": 5, "jitter_ms": 0}, {"fail_after": 3}])
+async def test_a_schedule_of_ones_own_is_no_fault_on_the_wire(asked: dict[str, int]) -> None:
+    """What is asked of the engine alone is written at once, like anybody's reply."""
+    delivery = Delivery(SimulatedEngine(), Access(), Policy(), Metrics())
+    exchange: Any = Written()
+    assert type(delivery.outlet(exchange, exchange, Generation(1), asked)) is ToClient
+    faulty = delivery.outlet(exchange, exchange, Generation(1), {**asked, "split_at": 1})
+    assert type(faulty) is Faulty
