@@ -68,7 +68,7 @@ BANDWIDTH = 2e12
 # which the system hands out in small pages.
 FILLED_ROWS, FILLED_TOKENS = 8, 512
 STEP_ROWS = (1, 4, 16)
-STEP_CONTEXTS = (64, 384)
+STEP_CONTEXTS = (64, 256)
 STEPS = 7
 CHUNK = 128
 TOKEN_ID = 65  # any id: what a step takes does not depend on what it reads

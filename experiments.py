@@ -58,7 +58,7 @@ WAYS = (  # way, route, how to ask, published times and bytes
 @experiment("three-ways")
 async def three_ways(bench: Bench) -> Finding:
     """The same text whole, as server-sent events and over a WebSocket: when, in how many bytes."""
-    prompts = PROMPTS[:3]
+    prompts = PROMPTS[:2]
     bench.expect(len(WAYS) * len(prompts), "three-ways")
     url = await bench.server()
     replies: dict[str, list[Reply]] = {way: [] for way, *_ in WAYS}

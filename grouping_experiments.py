@@ -238,8 +238,12 @@ async def padding(bench: Bench) -> Finding:
     bench.expect(2 * len(PROMPTS), "padding")
     url = await bench.server()
     rows = []
-    for name, pads in (("as it is", False), ("padded (`--pad`)", True)):
-        contents = await asyncio.gather(*(_chat(bench, url, prompt, pads) for prompt in PROMPTS))
+    ways = {"as it is": False, "padded (`--pad`)": True}
+    # All at once, in one batch.
+    asked = [_chat(bench, url, prompt, pads) for pads in ways.values() for prompt in PROMPTS]
+    replies = await asyncio.gather(*asked)
+    for number, name in enumerate(ways):
+        contents = replies[number * len(PROMPTS) : (number + 1) * len(PROMPTS)]
         seen = [pair for content in contents for pair in sizes_and_lengths(content)]
         exact, off = recovered(seen)
         rows.append([name, f"{len(seen)}", f"{exact:.0%}", f"{off:.1f} bytes"])

@@ -37,7 +37,7 @@ Pass = tuple[str, float, float]  # of the model: which, when it began, when it e
 CLIENTS = (1, 2, 4, 8, 16, 32)
 MANY = 16  # as many as the server has rows; the rest wait in its queue
 LOAD_ROUNDS = 2
-LOAD_TOKENS = 24  # a reply
+LOAD_TOKENS = 48  # a reply
 READER_MS = 180  # a token, for a reader of English prose: 5.5 tokens a second
 
 
@@ -208,7 +208,7 @@ def _ratio(rates: Sequence[float], base: Sequence[float]) -> str:
 
 TURNS = 5
 CHATS = 2
-TURN_TOKENS = 8
+TURN_TOKENS = 4
 
 
 @experiment("chat")
@@ -275,8 +275,8 @@ def _turn_row(number: int, pairs: Sequence[tuple[Reply, Reply]]) -> list[str]:
 # What the server adds
 
 STREAMS = 8  # that run while others are asked for
-ADDED_ROUNDS = 3
-ADDED_REPLIES = 15  # a round
+ADDED_ROUNDS = 2
+ADDED_REPLIES = 20  # a round
 PAUSE_S = 0.05  # at most, before each request, so that it falls on any moment of a step
 
 
@@ -308,7 +308,8 @@ async def added(bench: Bench) -> Finding:
             "Added: first text as the client sees it, less the time in which the model ran"
             " (prefill, decode, choose, for whomever): queue, threads, HTTP, sockets, and the"
             " client's own part.",
-            f"Requests come on a connection that is open, at random moments; {ADDED_REPLIES * 3}"
+            f"Requests come on a connection that is open, at random moments;"
+            f" {ADDED_ROUNDS * ADDED_REPLIES}"
             " values make the p99 the largest.",
         ],
         bench.model,
