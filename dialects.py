@@ -213,13 +213,13 @@ class Native:
         stand_in_names: tuple[str, ...] = (),
     ) -> None:
         self._stream = stream
-        self._fault_names = simulation_names
+        self._simulation_names = simulation_names
         self._stand_in_names = stand_in_names
 
     def parse(self, body: Mapping[str, Any]) -> Ask:
         """Check a request; unknown fields are refused."""
         stand_in = body.get("model") == STAND_IN
-        names = self._stand_in_names if stand_in else self._fault_names
+        names = self._stand_in_names if stand_in else self._simulation_names
         return parse_native(body, names, stream=self._stream)
 
     def events(self, ask: Ask, generation: Generation) -> Events:

@@ -14,7 +14,7 @@ of them are running there is no room.
 An `EventSource` does all of this by itself: it remembers the last id, reconnects, and sends it.
 
 WHATWG HTML section 9.2.3 (reconnection, Last-Event-ID).
-Read next: `watching.py`.
+Read next: `ticks.py`.
 """
 
 import asyncio

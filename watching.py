@@ -43,6 +43,7 @@ from dataclasses import dataclass, field
 from typing import SupportsIndex, cast
 
 import http1
+import ticks
 
 # After a probe the reset comes within a round trip: seconds, looked for at these moments.
 PROBE_LOOKS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
@@ -132,11 +133,12 @@ class Watched:
         self._transport = cast(asyncio.Transport, writer.transport)
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._probe = b""  # what to ask with whether the client is still there
-        self._written = 0
+        self._written = 0  # while the kernel did not take everything at once
         self._taken = 0
         self._last_write = self._last_progress = time.monotonic()
         self._pinged: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = ticks.of(self._loop)
+        self._next_tick = 0
         self._ahead_timer: asyncio.TimerHandle | None = None
         self._on_gone: Callable[[str], None] | None = None
 
@@ -146,8 +148,10 @@ class Watched:
         self._last_write = time.monotonic()
         if self.gone is None and not transport.is_closing():
             transport.write(data)
+            if not (waiting := transport.get_write_buffer_size()):
+                return
             self._written += len(data)
-            if transport.get_write_buffer_size() <= self._settings.queued_bytes:
+            if waiting <= self._settings.queued_bytes:
                 return
         if not self._settings.naive:
             broke = transport.is_closing()
@@ -274,7 +278,7 @@ class Watched:
                 self._beat(now)
         silence_left = silence_s - (now - self._last_write)
         wait = max(0.001, min(silence_left, self._settings.stall_s / 4))
-        self._timer = self._loop.call_later(wait, self._tick)
+        self._next_tick = self._ticks.add(self, wait, self._tick)
 
     def _beat(self, now: float) -> None:
         self.write(self.frame(self.heartbeat))
@@ -287,9 +291,9 @@ class Watched:
 
     def close(self) -> None:
         """Stop the timers: the exchange is over."""
-        for timer in (self._timer, self._ahead_timer):
-            if timer is not None:
-                timer.cancel()
+        self._ticks.drop(self, self._next_tick)
+        if self._ahead_timer is not None:
+            self._ahead_timer.cancel()
 
 
 def ends_unread(peer: socket.socket) -> bool:
