@@ -105,26 +105,34 @@ def check_report(folder, agent):
     assert len(verdicts) == CASE_COUNT
 
 
-async def test_server(wstest, tmp_path):
+async def test_both_roles(wstest, tmp_path):
+    """At the same time: most of what either does is waiting."""
+    server, client = tmp_path / "server", tmp_path / "client"
+    server.mkdir()
+    client.mkdir()
+    await asyncio.gather(as_server(wstest, server), as_client(wstest, client))
+    check_report(server, "server")
+    check_report(client, "client")
+
+
+async def as_server(wstest, folder):
     conformance_server = (sys.executable, HERE / "conformance_server.py", "--port", 0)
     async with started(*conformance_server, stdout=subprocess.PIPE) as server:
         port = int(await server.stdout.readline())
         target = {"agent": "server", "url": f"ws://127.0.0.1:{port}/ws-echo"}
-        spec = write_spec(tmp_path, servers=[target], options={"failByDrop": False})
+        spec = write_spec(folder, servers=[target], options={"failByDrop": False})
         command = (wstest, "-m", "fuzzingclient", "-s", spec)
         assert await finish(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
-    check_report(tmp_path, "server")
 
 
-async def test_client(wstest, tmp_path):
+async def as_client(wstest, folder):
     port = unused_port()
     url = f"ws://127.0.0.1:{port}"
-    spec = write_spec(tmp_path, url=url)
+    spec = write_spec(folder, url=url)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     async with started(wstest, "-m", "fuzzingserver", "-s", spec, **quiet):
         await until_listening(port)
         assert await finish(sys.executable, HERE / "conformance_client.py", url, "client") == 0
-    check_report(tmp_path, "client")
 
 
 def unused_port():
