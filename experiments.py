@@ -311,7 +311,7 @@ def _decoded_row(how: str, pieces: Sequence[str], sentence: str, published: str)
 async def reading_speed(bench: Bench) -> Finding:
     """How fast a person reads, how fast the model writes, and what a reader waits for."""
     texts = [text["human"] for text in ENGLISH]
-    prompts = PROMPTS[:2]
+    prompts = PROMPTS[:1]
     bench.expect(len(prompts) + 1, "reading-speed")
     tokens = sum(await bench.with_model(count_tokens, texts))
     url = await bench.server()

@@ -232,6 +232,9 @@ def _held_cells(
 # What the size of an event tells
 
 
+PADDED_TOKENS = 50  # a reply
+
+
 @experiment("padding")
 async def padding(bench: Bench) -> Finding:
     """The lengths of tokens, read off the sizes of events: as they are, and padded."""
@@ -267,7 +270,7 @@ async def padding(bench: Bench) -> Finding:
 
 
 async def _chat(bench: Bench, url: str, prompt: str, pads: bool) -> bytes:
-    request = body(prompt)
+    request = body(prompt, max_tokens=PADDED_TOKENS)
     request["messages"] = [{"role": "user", "content": request.pop("prompt")}]
     options = {"include_obfuscation": pads}
     content = await asyncio.to_thread(

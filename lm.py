@@ -430,9 +430,11 @@ def _dtype(dtype: str, device: str) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if device == "mps":
         return torch.float16
-    # bfloat16 is half the bytes to read. But without a matrix unit (AMX) torch's products of it are
-    # the slower ones, by a third for one row, be there vector instructions for it or not.
-    return torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
+    # bfloat16 is half the bytes to read, but on an Intel processor without a matrix unit (AMX)
+    # torch's products of it are the slower ones, by a third for one row.
+    can = torch.cpu.get_capabilities()
+    vectors = can.get("avx512_bf16") and "Intel" not in can.get("cpu_name", "")
+    return torch.bfloat16 if can.get("amx_bf16") or vectors else torch.float32
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:

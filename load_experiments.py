@@ -36,8 +36,8 @@ Pass = tuple[str, float, float]  # of the model: which, when it began, when it e
 
 CLIENTS = (1, 2, 4, 8, 16, 32)
 MANY = 16  # as many as the server has rows; the rest wait in its queue
-LOAD_ROUNDS = 2
-LOAD_TOKENS = 48  # a reply
+LOAD_ROUNDS = 1
+LOAD_TOKENS = 64  # a reply
 READER_MS = 180  # a token, for a reader of English prose: 5.5 tokens a second
 
 

@@ -365,6 +365,20 @@ class TestLoading:
             with pytest.raises(lm.ModelError, match=f"no device {device} here: choose auto"):
                 lm.LanguageModel.load(str(folder), device=device)
 
+    @pytest.mark.parametrize(
+        ("can", "chosen"),
+        [
+            ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, torch.bfloat16),
+            ({"cpu_name": "Intel Xeon", "avx512_bf16": True}, torch.float32),
+            ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, torch.bfloat16),
+            ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, torch.float32),
+            ({}, torch.float32),
+        ],
+    )
+    def test_the_dtype_that_a_processor_is_fast_with(self, can, chosen, monkeypatch):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+        assert lm._dtype("auto", "cpu") is chosen
+
     def test_an_unknown_dtype(self, folder):
         with pytest.raises(lm.ModelError, match="no dtype int3"):
             lm.LanguageModel.load(str(folder), dtype="int3")
