@@ -7,7 +7,8 @@ in one read, and nobody is watched. No framework, no task, no JSON, no buffer: w
 beyond this loop is what it does for its users.
 
 Every stream has the same delay, so the one that waited longest is due first, and a queue is all
-the timer there is.
+the timer there is. With `--tick-ms` it wakes up no oftener than that, for all that is due in the
+nearest tick: waking up can cost as much as several sends.
 """
 
 import argparse
@@ -64,13 +65,17 @@ def send(stream: Stream, delay_s: float) -> bool:
     return False
 
 
-def serve(listener: socket.socket, delay_s: float) -> None:
+def serve(listener: socket.socket, delay_s: float, tick_s: float) -> None:
     """Accept, and send what is due, for ever."""
+
+    def at(due: float) -> float:
+        return round(due / tick_s) * tick_s if tick_s else due
+
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     streams: deque[Stream] = deque()
     while True:
-        wait = max(0.0, streams[0].due - time.monotonic()) if streams else None
+        wait = max(0.0, at(streams[0].due) - time.monotonic()) if streams else None
         for key, _ in selector.select(wait):
             if key.fileobj is listener:
                 peer, _ = listener.accept()
@@ -82,7 +87,7 @@ def serve(listener: socket.socket, delay_s: float) -> None:
                 if stream := begin(key.fileobj, delay_s):
                     streams.append(stream)
         now = time.monotonic()
-        while streams and streams[0].due <= now:
+        while streams and at(streams[0].due) <= now:
             stream = streams.popleft()
             if send(stream, delay_s):
                 streams.append(stream)
@@ -93,10 +98,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The limit: a bare loop of sends.")
     parser.add_argument("--port", type=int, default=8770)
     parser.add_argument("--delay-ms", type=float, default=33.0)
+    parser.add_argument("--tick-ms", type=float, default=0.0)
     args = parser.parse_args()
     with socket.create_server(("127.0.0.1", args.port), backlog=BACKLOG) as listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        serve(listener, args.delay_ms / 1000)
+        serve(listener, args.delay_ms / 1000, args.tick_ms / 1000)
 
 
 if __name__ == "__main__":
