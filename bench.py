@@ -9,7 +9,8 @@
                                               loop does not share an interpreter with
 
 Each is started when first asked for and stopped when the bench is left, however it is left. They
-are idle when not asked, and only one is asked at a time, so they take no time from each other.
+are idle when not asked, and only one is asked at a time, so they take no time from each other; but
+for experiments that only wait for schedules (`WAITING`), which leave the processor to each other.
 
 An experiment is a function from a `Bench` to a `Finding`, registered by `@experiment("name")`.
 

@@ -7,8 +7,9 @@ in one read, and nobody is watched. No framework, no task, no JSON, no buffer: w
 beyond this loop is what it does for its users.
 
 Every stream has the same delay, so the one that waited longest is due first, and a queue is all
-the timer there is. With `--tick-ms` it wakes up no oftener than that, for all that is due in the
-nearest tick: waking up can cost as much as several sends.
+the timer there is. With `--tick-ms`, of which the delay has to be a multiple, each stream begins at
+the nearest tick, so that it wakes up no oftener than that: waking up can cost as much as several
+sends.
 """
 
 import argparse
@@ -38,10 +39,12 @@ class Stream:
         self.left = left
 
 
-def begin(peer: socket.socket, delay_s: float) -> Stream | None:
+def begin(peer: socket.socket, delay_s: float, tick_s: float) -> Stream | None:
     """Read a request and write the head; None for what is no request."""
     request = peer.recv(65536)
     due = time.monotonic() + delay_s
+    if tick_s:
+        due = round(due / tick_s) * tick_s
     count = re.search(rb'"max_tokens": ?([0-9]{1,9})\b', request)
     if not request.startswith(b"POST /stream ") or count is None:
         peer.close()
@@ -67,15 +70,11 @@ def send(stream: Stream, delay_s: float) -> bool:
 
 def serve(listener: socket.socket, delay_s: float, tick_s: float) -> None:
     """Accept, and send what is due, for ever."""
-
-    def at(due: float) -> float:
-        return round(due / tick_s) * tick_s if tick_s else due
-
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     streams: deque[Stream] = deque()
     while True:
-        wait = max(0.0, at(streams[0].due) - time.monotonic()) if streams else None
+        wait = max(0.0, streams[0].due - time.monotonic()) if streams else None
         for key, _ in selector.select(wait):
             if key.fileobj is listener:
                 peer, _ = listener.accept()
@@ -84,10 +83,10 @@ def serve(listener: socket.socket, delay_s: float, tick_s: float) -> None:
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 selector.unregister(key.fileobj)
-                if stream := begin(key.fileobj, delay_s):
+                if stream := begin(key.fileobj, delay_s, tick_s):
                     streams.append(stream)
         now = time.monotonic()
-        while streams and at(streams[0].due) <= now:
+        while streams and streams[0].due <= now:
             stream = streams.popleft()
             if send(stream, delay_s):
                 streams.append(stream)
@@ -100,6 +99,8 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=33.0)
     parser.add_argument("--tick-ms", type=float, default=0.0)
     args = parser.parse_args()
+    if args.tick_ms and args.delay_ms % args.tick_ms:
+        parser.error("--delay-ms has to be a multiple of --tick-ms")
     with socket.create_server(("127.0.0.1", args.port), backlog=BACKLOG) as listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         serve(listener, args.delay_ms / 1000, args.tick_ms / 1000)
