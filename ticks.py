@@ -1,8 +1,8 @@
 """Timers of many streams, those of the same moment in one timer of the event loop.
 
-    ticks.add(when, call)     the first of a tick   ->  loop.call_at(tick)
-    ticks.add(when, call)     another one           ->  the same
-                              <- at the tick: call, call
+    ticks.add(owner, wait_s, call)   the first of a tick   -> loop.call_at(tick)
+    ticks.add(owner, wait_s, call)   another of that tick  -> nothing more
+                                     <- at the tick: call, call
 
 An event loop keeps its timers in a heap: with 10,000 streams it costs more to sort one in and out
 than to do what it is for. And each wake-up takes some 70 us of the processor on a virtual machine,
@@ -40,7 +40,8 @@ class Ticks:
 
     def drop(self, owner: object, tick: int) -> None:
         """Forget an owner's call at a tick, if it is still to come."""
-        # The tick itself stays: there are few, and the loop's timer would keep the loop alive.
+        # The tick itself stays. To cancel its timer it would have to be kept here, and it knows the
+        # loop, which would then never be let go.
         self._due.get(tick, {}).pop(owner, None)
 
     def _call(self, tick: int) -> None:

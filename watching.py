@@ -133,7 +133,7 @@ class Watched:
         self._transport = cast(asyncio.Transport, writer.transport)
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._probe = b""  # what to ask with whether the client is still there
-        self._written = 0  # while the kernel did not take everything at once
+        self._written = 0  # only while something waits: what is taken at once needs no count
         self._taken = 0
         self._last_write = self._last_progress = time.monotonic()
         self._pinged: float | None = None
