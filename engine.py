@@ -39,6 +39,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import burst
 from detokenizer import Detokenizer, StopStrings
 from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams, TokenLogprob
 from run import Constraint, Run
@@ -498,5 +499,6 @@ class Engine:
 
 
 def _deliver(parcels: Iterable[Parcel]) -> None:
-    for generation, piece, finish_reason, logprobs in parcels:
-        generation.deliver(piece, finish_reason, logprobs)
+    with burst.together():
+        for generation, piece, finish_reason, logprobs in parcels:
+            generation.deliver(piece, finish_reason, logprobs)

@@ -1,6 +1,6 @@
 """Where the telling of a reply goes: a client that keeps up or does not, with faults or without.
 
-    tell --- put(event) ---> Outlet --- exchange.write ---> the socket, at once
+    tell --- put(event) ---> Outlet --- exchange.write ---> the socket, in this turn of the loop
          <-- False ---------           the client is behind, or a fault takes its time:
          --- await ready() ->          until more may follow
 

@@ -26,9 +26,10 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
+import burst
 from detokenizer import StopStrings
 from engine import Prompt, Turns, token_ids
 from generation import (
@@ -47,17 +48,22 @@ piece reader river same sent slow small so soon still the then there they throug
 under until up water when which while wind with without word work
 """.split()  # noqa: SIM905 (a list of so many literals is no better)
 
+WORD_COUNT = len(WORDS)
 SPACED = [f" {word}" for word in WORDS]
 
 # How finely words are timed, to the nearest tick: waking up costs as much as five words.
 TICKS_PER_S = 250
-ROUNDING = 1e-3  # of a tick: two sums of the same delays are the same time
+NEAREST = 0.5 + 1e-3  # two sums of the same delays are the same time
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 ON_THE_WIRE = ("truncate_after", "garbage_after", "split_at")
 FAULTS = ("fail_after", "stall_after", *ON_THE_WIRE)
 # What a request may ask of this engine and of no other.
 FIELDS = (*SCHEDULE, *FAULTS)
+
+# Sent the time, it makes a word and yields the tick of the next, or `NEVER`.
+Words = Generator[int, float, None]
+NEVER = 0
 
 
 class SimulatedEngine:
@@ -151,48 +157,37 @@ class SimulatedEngine:
         self._schedules.discard(schedule)
 
 
-class Clock:
-    """Has schedules make their words: all of one tick by one wake-up of the event loop.
+class Clock(dict[int, list[Words]]):
+    """The replies whose next word is due in a tick: all of one by one wake-up of the event loop.
 
     So the words of many replies come together, like the tokens that one pass of a model makes.
     """
 
-    def __init__(self) -> None:
-        self._due: dict[int, list[Schedule]] = {}
-
-    def add(self, schedule: "Schedule", when: float) -> None:
-        """Have a schedule make its next word in the tick nearest to then."""
-        tick = int(when * TICKS_PER_S + 0.5 + ROUNDING)
-        due = self._due.get(tick)
-        if due is None:
-            due = self._due[tick] = []
-            asyncio.get_running_loop().call_at(tick / TICKS_PER_S, self._tick, tick)
-        due.append(schedule)
+    def __missing__(self, tick: int) -> list[Words]:
+        """Set the timer of a tick when it gets its first word."""
+        asyncio.get_running_loop().call_at(tick / TICKS_PER_S, self._tick, tick)
+        due = self[tick] = []
+        return due
 
     def _tick(self, tick: int) -> None:
-        now = time.monotonic()
-        for schedule in self._due.pop(tick):
-            schedule.word(now)
+        with burst.together():
+            self.go_on(self.pop(tick), time.monotonic())
+
+    def go_on(self, due: Iterable[Words], now: float) -> None:
+        """Have replies make a word each, and the next in its tick."""
+        for words in due:
+            try:
+                tick = words.send(now)
+            except StopIteration:
+                continue
+            if tick != NEVER:
+                self[tick].append(words)
 
 
 class Schedule:
     """One reply's words and their times."""
 
-    __slots__ = (
-        "_clock",
-        "_delay_s",
-        "_draw",
-        "_due",
-        "_engine",
-        "_fail_after",
-        "_jitter_s",
-        "_loop",
-        "_max_tokens",
-        "_on_clock",
-        "_stall_after",
-        "_stops",
-        "generation",
-    )
+    __slots__ = ("_clock", "_engine", "_loop", "_paused", "_stops", "_words", "generation")
 
     def __init__(
         self,
@@ -205,69 +200,70 @@ class Schedule:
         self.generation = Generation(prompt_tokens, self._flags_changed)
         self._engine = engine
         self._clock = engine.clock
-        delays = (asked.get(name, getattr(engine, name)) / 1000 for name in SCHEDULE)
-        self._delay_s, self._jitter_s, first_delay_s = delays
-        self._max_tokens = params.max_tokens
-        self._draw = draw
-        self._fail_after = asked.get("fail_after")
-        self._stall_after = asked.get("stall_after")
-        self._stops = StopStrings(params.stop) if params.stop else None
         self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() + first_delay_s
-        self._on_clock = False
+        self._paused = False
+        self._stops = StopStrings(params.stop) if params.stop else None
+        self._words = self._make_words(params, draw.random, asked)
 
     def start(self) -> None:
         """Put the first word on the clock."""
         timings = self.generation.timings
         timings.queued = timings.prefill = 0.0
-        self._next()
+        self._clock[next(self._words)].append(self._words)
 
-    def _next(self) -> None:
-        # From the time it was due, not from now: lateness does not add up.
-        self._due += self._delay_s + self._jitter_s * (2 * self._draw.random() - 1)
-        self._on_clock = True
-        self._clock.add(self, self._due)
-
-    def word(self, now: float) -> None:
-        """Make the next word, or what a fault has in its place."""
-        generation = self.generation
-        number = generation.completion_tokens
-        if generation.finish_reason is not None:
-            return
-        if generation.paused:
-            self._on_clock = False
-            return
-        if number == self._fail_after:
-            generation.error = "the simulated model failed, as asked"
-            self._end("", "error")
-            return
-        if number == self._stall_after:
-            return
-        piece = SPACED[int(self._draw.random() * len(SPACED))]
-        if number == 0:
-            piece = piece.strip().capitalize()
-        if self._stops is not None:
-            piece = self._stops.add(piece)
-        generation.completion_tokens = number + 1
-        timings = generation.timings
-        timings.last_token = now - generation.submitted
-        if number == 0:
-            timings.first_token = timings.last_token
-        if self._stops is not None and self._stops.matched is not None:
-            self._end(piece, "stop")
-        elif number + 1 == self._max_tokens:
-            self._end(piece, "length")
-        else:
-            generation.deliver(piece)
-            self._next()
+    def _make_words(
+        self, params: SamplingParams, draw: Callable[[], float], asked: Mapping[str, int]
+    ) -> Words:
+        """Make a word, or what a fault has in its place, each time; see `Words`."""
+        generation, timings, stops = self.generation, self.generation.timings, self._stops
+        fails_at, stalls_at = (asked.get(name, -1) + 1 for name in ("fail_after", "stall_after"))
+        special = {1, fails_at, stalls_at}
+        delay, jitter, first_delay = (
+            asked.get(name, getattr(self._engine, name)) / 1000 * TICKS_PER_S for name in SCHEDULE
+        )
+        least, spread = delay - jitter, 2 * jitter
+        due = self._loop.time() * TICKS_PER_S + first_delay + NEAREST
+        for number in range(1, params.max_tokens + 1):
+            # From when it was due, not from now: lateness does not add up.
+            due += least + spread * draw()
+            now = yield int(due)
+            if generation.paused:
+                self._paused = True
+                now = yield NEVER  # but `_flags_changed` may have it go on
+                due = self._loop.time() * TICKS_PER_S + NEAREST
+            piece = SPACED[int(draw() * WORD_COUNT)]
+            if number in special:
+                if number == fails_at:
+                    generation.error = "the simulated model failed, as asked"
+                    self._end("", "error")
+                    return
+                if number == stalls_at:
+                    yield NEVER
+                if number == 1:
+                    piece = piece.strip().capitalize()
+                    timings.first_token = now - generation.submitted
+            generation.completion_tokens = number
+            timings.last_token = now - generation.submitted
+            if stops is not None:
+                piece = stops.add(piece)
+                if stops.matched is not None:
+                    self._end(piece, "stop")
+                    return
+            if number < params.max_tokens:
+                generation.deliver(piece)
+        self._end(piece, "length")
 
     def _flags_changed(self) -> None:
         if self.generation.cancel_reason is not None:
             # Not from inside cancel(): the consumer hears of it as from the real engine, later.
-            self._loop.call_soon(self._end, "", "cancelled")
-        elif not self.generation.paused and not self._on_clock:
-            self._due = self._loop.time()
-            self.word(time.monotonic())
+            self._loop.call_soon(self._cancel)
+        elif self._paused and not self.generation.paused:
+            self._paused = False
+            self._clock.go_on([self._words], time.monotonic())
+
+    def _cancel(self) -> None:
+        self._words.close()
+        self._end("", "cancelled")
 
     def _end(self, piece: str, finish_reason: str) -> None:
         if self.generation.finish_reason is None:

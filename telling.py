@@ -1,11 +1,12 @@
 """How a reply is told: each piece as an event the moment that it is there, then its one end.
 
-The last part of a token's way, all in one call on the event loop:
+The last part of a token's way, all in one turn of the event loop:
 
     Generation.deliver     generation.py   a piece comes out of the generation thread
       Teller.take          here            the dialect makes an event of it
         ToClient.put       outlet.py       the event gets its frame: a chunk, or a WebSocket's
-          Watched.write    watching.py     the bytes go to the transport, at once
+          Watched.write    watching.py     the bytes are held until all of the step are made
+    Watched.send           watching.py     and go to the transport, at the step's end: burst.py
 
 `Teller.take` is the `_take` of `Generation`, set by `tell` -> `pieces.pour` -> `Generation.pour`.
 

@@ -1,6 +1,6 @@
 """Writing to a client, and who is still there to read.
 
-    write() --> transport --> the kernel --> the client
+    write() --> transport --> the kernel --> the client     `burst.py` lies before the transport
        |            |             |             +-- left?      FIN or reset; else a probe is asked
        |            |             +-- vanished? nothing is acknowledged for `stall_s`
        |            +-- slow?     `queued_bytes` wait, or nothing was taken for `stall_s`
@@ -42,6 +42,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import SupportsIndex, cast
 
+import burst
 import http1
 import ticks
 
@@ -143,20 +144,35 @@ class Watched:
         self._on_gone: Callable[[str], None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Hand bytes to the transport; raises `ClientGone` when nobody takes them."""
-        transport = self._transport
-        self._last_write = time.monotonic()
-        if self.gone is None and not transport.is_closing():
-            transport.write(data)
-            if not (waiting := transport.get_write_buffer_size()):
+        """Send bytes, those of a step at its end; `ClientGone` when nobody takes them any more."""
+        if self.gone is None:
+            writes = burst.held.get()
+            if writes is not None:
+                writes.append((self, data))
                 return
-            self._written += len(data)
-            if waiting <= self._settings.queued_bytes:
-                return
-        if not self._settings.naive:
-            broke = transport.is_closing()
-            self.lost("the client's connection broke" if broke else TOO_MUCH)
+            self.send(data, time.monotonic())
+        if self.gone is not None:
             raise ClientGone(self.gone)
+
+    def send(self, data: bytes, now: float) -> None:
+        """Hand bytes to the transport. Who takes none of them is lost, which the next write says.
+
+        With `Settings.naive` nobody is.
+        """
+        self._last_write = now
+        transport = self._transport
+        if transport.is_closing():
+            self._fail("the client's connection broke")
+            return
+        transport.write(data)
+        if waiting := transport.get_write_buffer_size():
+            self._written += len(data)
+            if waiting > self._settings.queued_bytes:
+                self._fail(TOO_MUCH)
+
+    def _fail(self, why: str) -> None:
+        if not self._settings.naive:
+            self.lost(why)
 
     @property
     def queued(self) -> int:
