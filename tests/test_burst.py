@@ -52,7 +52,6 @@ def test_sent_at_the_end_in_order() -> None:
 def test_what_was_made_before_a_fault_is_sent() -> None:
     (a,), sent = clients("a")
 
-
     def fail() -> None:
         with burst.together():
             a.write(b"1")
