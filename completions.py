@@ -242,6 +242,7 @@ class Chunks:
 
     kind: str
     prefix: str
+    unnumbered = None  # each names its reply
 
     def __init__(self, served: Served, ask: Ask, lead: Generation) -> None:
         self._ask = ask

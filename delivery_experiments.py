@@ -67,9 +67,11 @@ EVEN = "--jitter-ms=0"
 BARE = Subject("bare loop", "sse", ("compare/bare.py",), sizes=(1, 200, 2000, 10000))
 TICK_MS = 1000 // TICKS_PER_S
 IN_TICKS = ("compare/bare.py", f"--tick-ms={TICK_MS}")
+ALONE = ("compare/bare_asyncio.py", f"--tick-ms={TICK_MS}")
 SUBJECTS = {
     "bare": BARE,
     "ticks": Subject("bare loop, in our ticks", "sse", IN_TICKS, sizes=(200,)),
+    "asyncio": Subject("asyncio alone, in our ticks", "sse", ALONE, sizes=(200,)),
     "sse": Subject("this server, SSE", "sse", OURS, sizes=BARE.sizes),
     "close": Subject("this server, SSE to the close", "close", OURS),
     "ws": Subject("this server, WebSocket", "ws", OURS),
@@ -295,7 +297,8 @@ NOTES = (
     f"This server's words come in ticks of {TICK_MS} ms, each in the nearest, as a step"
     " of a model brings the tokens of all its streams: some are early by half of that. The others"
     " wake up for each word that is due, as often as timers of whole milliseconds let them; waking"
-    " up costs as much as several events, so a bare loop in the same ticks stands beside.",
+    " up costs as much as several events, so a bare loop in the same ticks stands beside, and"
+    " asyncio alone: its transports with ready-made bytes, below which no server on them can get.",
     "Memory: what the server's process has grown by; the kernel's socket buffers come on top.",
     f"A run that leaves no time to measure, its streams opening too slowly, is made once more and"
     f" {PATIENT} times as long.",
@@ -315,9 +318,11 @@ def goals(rows: Sequence[Row]) -> list[str]:
         told = "no framework" if least is None else f"{least * 1e6:.1f} us of the best framework"
         ratio = row.against(at.get((BARE.name, 200)))
         same = row.against(at.get((SUBJECTS["ticks"].name, 200)))
+        alone = row.against(at.get((SUBJECTS["asyncio"].name, 200)))
         lines.append(
             f"At 200 streams: {'n/a' if ratio is None else times(ratio)} of the bare loop, goal: at"
-            f" most 1.6x; {'n/a' if same is None else times(same)} of one in the same ticks;"
+            f" most 1.6x; {'n/a' if same is None else times(same)} of one in the same ticks,"
+            f" {'n/a' if alone is None else times(alone)} of asyncio alone;"
             f" {median(row.cpu) * 1e6:.1f} us beside {told}, goal: below."
         )
     if row := at.get((ours, 10000)):

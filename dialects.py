@@ -53,7 +53,6 @@ in JSON strings, but many clients split lines on them.
 Not here: when to send what (`telling.py`). Read next: `pieces.py`.
 """
 
-import functools
 import json
 from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring
@@ -64,10 +63,6 @@ from asks import STAND_IN, Ask, parse_native
 from generation import Generation
 
 _LINE_ENDS_ELSEWHERE = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-
-# A reply says most of its words more than once: events of short pieces are encoded once, and kept.
-KEPT_EVENTS = 4096
-KEPT_CHARACTERS = 32
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one each time
 
@@ -84,11 +79,6 @@ def _text_object(text: str) -> str:
     if not quoted.isascii():
         quoted = quoted.translate(_LINE_ENDS_ELSEWHERE)
     return f'{{"text": {quoted}}}'
-
-
-@functools.lru_cache(KEPT_EVENTS)
-def _kept_event(text: str) -> bytes:
-    return sse.encode(_text_object(text))
 
 
 class Dialect(Protocol):
@@ -121,6 +111,10 @@ class Events(Protocol):
 
     heartbeat: bytes
 
+    @property
+    def unnumbered(self) -> Callable[[str], bytes | str] | None:
+        """What makes a piece's event without an id, if it depends on nothing but the text."""
+
     def begin(self) -> bytes | str:
         """What is written right after the head, before there is a piece; often nothing."""
 
@@ -142,10 +136,23 @@ def _summary(generation: Generation) -> dict[str, Any]:
     }
 
 
+def _plain(text: str, id: str | None = None) -> bytes:
+    return sse.encode(_text_object(text), id=id)
+
+
+def _bare(text: str, id: str | None = None) -> bytes:
+    return sse.encode(to_json(text), id=id)
+
+
+def _named(text: str, id: str | None = None) -> bytes:
+    return sse.encode(_text_object(text), event="token", id=id)
+
+
 class Plain:
     """One unnamed event a piece, and `[DONE]`."""
 
     heartbeat = sse.encode_comment("")
+    unnumbered: Callable[[str], bytes] = staticmethod(_plain)
 
     def __init__(self, usage: bool = False) -> None:
         self._usage = usage
@@ -156,9 +163,7 @@ class Plain:
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: {"text": "Two"}`."""
-        if id is None and len(text) <= KEPT_CHARACTERS:
-            return _kept_event(text)
-        return sse.encode(_text_object(text), id=id)
+        return _plain(text, id)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """The usage if it was asked for, then `[DONE]`.
@@ -176,17 +181,21 @@ class Plain:
 class Bare(Plain):
     """Each event a JSON string: the fewest bytes."""
 
+    unnumbered = staticmethod(_bare)
+
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`data: "Two"`."""
-        return sse.encode(to_json(text), id=id)
+        return _bare(text, id)
 
 
 class Named(Plain):
     """Every event says what it is."""
 
+    unnumbered = staticmethod(_named)
+
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`event: token`."""
-        return sse.encode(_text_object(text), event="token", id=id)
+        return _named(text, id)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """`event: done`."""
@@ -243,6 +252,7 @@ class SocketMessages:
     """The native messages of a WebSocket."""
 
     heartbeat = b""  # a WebSocket has pings
+    unnumbered = staticmethod(_text_object)
 
     def begin(self) -> str:
         """Nothing."""

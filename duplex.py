@@ -9,7 +9,6 @@ Read next: `access.py`.
 
 import asyncio
 import contextlib
-import functools
 
 import websocket
 from connection import Exchange
@@ -18,15 +17,6 @@ from watching import ClientGone
 # For the peer to answer our Close with its own, before the connection is dropped. With the time to
 # linger after that (`Settings.linger_s`) it has to fit in the time of a shutdown (`GOODBYE_S`).
 CLOSE_S = 2.5
-
-# A server's frames have no mask: those of short messages are encoded once, and kept.
-KEPT_FRAMES = 4096
-KEPT_CHARACTERS = 64
-
-
-@functools.lru_cache(KEPT_FRAMES)
-def _kept_frame(text: str) -> bytes:
-    return websocket.encode_frame(websocket.TEXT, text.encode())
 
 
 class Duplex:
@@ -47,17 +37,19 @@ class Duplex:
         self.exchange.heartbeat = self._peer.ping(b"")
         self._peer.feed(self.exchange.upgrade(websocket.response_fields(request)))
 
-    def send(self, data: str | bytes) -> None:
+    def send(self, text: str) -> None:
         """Send one message; nothing is sent once either side has begun to close."""
-        self.exchange.write(self.frame(data))
+        self.write(self.frame(text))
 
-    def frame(self, data: str | bytes) -> bytes:
-        """How a message goes on the wire; empty once either side has begun to close."""
-        if self._peer.state is not websocket.State.OPEN:
-            return b""
-        if isinstance(data, str) and len(data) <= KEPT_CHARACTERS:
-            return _kept_frame(data)
-        return self._peer.message(data)
+    @staticmethod
+    def frame(text: str) -> bytes:
+        """How a message goes on the wire: a server's frames have no mask."""
+        return websocket.encode_frame(websocket.TEXT, text.encode())
+
+    def write(self, frame: bytes) -> None:
+        """Send a message's frame; nothing is sent once either side has begun to close."""
+        if self._peer.state is websocket.State.OPEN:
+            self.exchange.write(frame)
 
     async def receive(self) -> str | bytes | None:
         """The next message; None when there will be none. Pings and closes are answered here.

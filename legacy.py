@@ -291,7 +291,8 @@ class Several:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not until_failure.failed:
-            outlet.put(chunks[0].closing_all([entry.generation for entry in entries]))
+            closing = chunks[0].closing_all([entry.generation for entry in entries])
+            outlet.put(outlet.frame(closing))
 
 
 class UntilFailure:
@@ -299,6 +300,7 @@ class UntilFailure:
 
     def __init__(self, outlet: Outlet) -> None:
         self.failed = False
+        self.frame = outlet.frame
         self.ready = outlet.ready
         self._put = outlet.put
 

@@ -151,6 +151,15 @@ class Messages:
         return _error(ERROR_TYPES.get(status, other), message)
 
 
+def _text_delta(text: str) -> bytes:
+    return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+
+
+def _argument_delta(text: str) -> bytes:
+    delta = {"type": "input_json_delta", "partial_json": text}
+    return _event("content_block_delta", index=0, delta=delta)
+
+
 class MessageEvents:
     """One message as events."""
 
@@ -158,6 +167,7 @@ class MessageEvents:
 
     def __init__(self, ask: Ask, generation: Generation) -> None:
         self._ask = ask
+        self.unnumbered = _argument_delta if ask.tool else _text_delta
         self._generation = generation
 
     def begin(self) -> bytes:
@@ -172,11 +182,7 @@ class MessageEvents:
 
     def piece(self, text: str, id: str | None = None) -> bytes:
         """`content_block_delta`."""
-        if self._ask.tool:
-            delta = {"type": "input_json_delta", "partial_json": text}
-        else:
-            delta = {"type": "text_delta", "text": text}
-        return _event("content_block_delta", index=0, delta=delta)
+        return self.unnumbered(text)
 
     def end(self, generation: Generation, id: str | None = None) -> bytes:
         """The three events of every end; an error when somebody else had it cancelled."""

@@ -1,6 +1,6 @@
 """Where the telling of a reply goes: a client that keeps up or does not, with faults or without.
 
-    tell --- put(event) ---> Outlet --- exchange.write ---> the socket, in this turn of the loop
+    tell --- put(frame(event)) ---> Outlet --- write ---> the socket, in this turn of the loop
          <-- False ---------           the client is behind, or a fault takes its time:
          --- await ready() ->          until more may follow
 
@@ -14,7 +14,7 @@ Read next: `replay.py`, whose outlet remembers.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from connection import Exchange
@@ -29,8 +29,12 @@ SPLIT_S = 0.001
 class Outlet(Protocol):
     """What `telling.tell` writes to."""
 
-    def put(self, data: Any) -> bool:
-        """Write an event or message now; False when `ready` is to be awaited before the next."""
+    @property
+    def frame(self) -> Callable[[Any], bytes]:
+        """What makes of an event or a message the bytes that `put` takes."""
+
+    def put(self, data: bytes) -> bool:
+        """Write what was framed; False when `ready` is to be awaited before the next."""
 
     async def ready(self) -> None:
         """Wait until more may follow."""
@@ -39,8 +43,12 @@ class Outlet(Protocol):
 class Sender(Protocol):
     """An `Exchange` that streams, or a WebSocket's `Duplex`."""
 
-    def frame(self, data: Any) -> bytes:
-        """How an event or a message goes on the wire."""
+    @property
+    def frame(self) -> Callable[[Any], bytes]:
+        """How an event or a message goes on the wire: the same function for all of a kind."""
+
+    def write(self, data: bytes) -> None:
+        """Write what was framed."""
 
 
 class ToClient:
@@ -51,7 +59,7 @@ class ToClient:
     anyway: then the client is just waited for.
     """
 
-    __slots__ = ("_buffers", "_exchange", "_frame", "_generation", "_slow_client")
+    __slots__ = ("_buffers", "_exchange", "_generation", "_slow_client", "_write", "frame")
 
     def __init__(
         self,
@@ -61,14 +69,15 @@ class ToClient:
         generation: Generation | None,
     ) -> None:
         self._exchange = exchange
-        self._frame = sender.frame
+        self._write = sender.write
+        self.frame = sender.frame
         self._slow_client = slow_client
         self._generation = generation
         self._buffers = generation is not None and slow_client == "buffer"
 
-    def put(self, data: Any) -> bool:
+    def put(self, data: bytes) -> bool:
         """Write; False to a client that is behind, unless its bytes may pile up."""
-        self._exchange.write(self._frame(data))
+        self._write(data)
         return self._buffers or not self._exchange.behind
 
     async def ready(self) -> None:
@@ -107,9 +116,9 @@ class Faulty(ToClient):
         self._held: deque[bytes] = deque()
         self._number = 0  # of what was written so far
 
-    def put(self, data: Any) -> bool:
+    def put(self, data: bytes) -> bool:
         """Keep it for `ready`, which has the time that faults take."""
-        self._held.append(self._frame(data))
+        self._held.append(data)
         return False
 
     async def ready(self) -> None:
@@ -125,5 +134,5 @@ class Faulty(ToClient):
             for start in range(0, len(data), size):
                 if start:
                     await asyncio.sleep(SPLIT_S)
-                self._exchange.write(data[start : start + size])
+                self._write(data[start : start + size])
             await super().ready()

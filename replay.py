@@ -70,6 +70,8 @@ class Replay:
             self.wake()
             self._forget_abandonment()
 
+    frame = bytes  # as it is: each follower has a framing of its own
+
     def put(self, data: bytes) -> bool:
         """Keep the next event."""
         self.events.append(data)
@@ -96,7 +98,7 @@ class Replay:
             while wanted():
                 while after < len(self.events):
                     after += 1
-                    if not outlet.put(self.events[after - 1]):
+                    if not outlet.put(outlet.frame(self.events[after - 1])):
                         await outlet.ready()
                     if after % TURN == 0:
                         await asyncio.sleep(0)

@@ -258,6 +258,7 @@ class ResponseEvents:
     """One response as events."""
 
     heartbeat = COMMENT
+    unnumbered = None  # each has a sequence number
 
     def __init__(self, ask: Ask, generation: Generation) -> None:
         self._pad = ask.pad

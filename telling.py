@@ -25,7 +25,7 @@ Read next: `outlet.py`, where the events go.
 """
 
 import functools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -36,6 +36,10 @@ from generation import SHUTDOWN, Filtered, Generation, GenerationError
 from outlet import Cut, Outlet
 from pieces import Pieces, pour
 from replay import ABANDONED
+
+# The bytes of short pieces are made once and kept, for so many of each kind of event and framing.
+KEPT_PIECES = 4096
+KEPT_CHARACTERS = 32
 
 
 @dataclass(slots=True)
@@ -79,20 +83,38 @@ class Numbered(Enum):
 class Teller:
     """Takes a reply's pieces, and puts each where it is told as an event."""
 
-    __slots__ = ("_entry", "_events", "_numbered", "_outlet")
+    __slots__ = ("_entry", "_events", "_kept", "_outlet")
 
-    def __init__(self, entry: Entry, events: Events, outlet: Outlet, numbered: bool) -> None:
+    def __init__(self, entry: Entry, events: Events, outlet: Outlet) -> None:
         self._entry = entry
         self._events = events
         self._outlet = outlet
-        self._numbered = numbered
+        self._kept = events.unnumbered and _kept(events.unnumbered, outlet.frame)
 
     def take(self, piece: str) -> bool:
         """Tell a piece the moment that it is there."""
-        if not self._numbered:
-            return self._outlet.put(self._events.piece(piece))
+        if self._kept is not None and len(piece) <= KEPT_CHARACTERS:
+            return self._outlet.put(self._kept(piece))
+        return self._outlet.put(self._outlet.frame(self._events.piece(piece)))
+
+    def take_numbered(self, piece: str) -> bool:
+        """The same with an id."""
         self._entry.told += 1
-        return self._outlet.put(self._events.piece(piece, self._entry.last_id))
+        event = self._events.piece(piece, self._entry.last_id)
+        return self._outlet.put(self._outlet.frame(event))
+
+
+@functools.cache
+def _kept(
+    event: Callable[[str], bytes | str], frame: Callable[[Any], bytes]
+) -> Callable[[str], bytes]:
+    """What makes the bytes of a short piece, once for all replies: most words come again."""
+
+    @functools.lru_cache(KEPT_PIECES)
+    def encode(piece: str) -> bytes:
+        return frame(event(piece))
+
+    return encode
 
 
 async def tell(
@@ -107,21 +129,23 @@ async def tell(
     Before the one after the end is put, `outlet.ready` is still to be awaited.
     """
     generation = entry.generation
-    teller = Teller(entry, events, outlet, numbered is Numbered.ALL)
+    teller = Teller(entry, events, outlet)
+    take = teller.take_numbered if numbered is Numbered.ALL else teller.take
     if begin := events.begin():
         entry.told += 1
-        outlet.put(begin)
+        outlet.put(outlet.frame(begin))
         await outlet.ready()
     tell_end = functools.partial(events.end, generation)
     try:
-        await pour(pieces, teller.take, outlet.ready)
+        await pour(pieces, take, outlet.ready)
     except GenerationError as error:
         generation.filtered = isinstance(error, Filtered)
         tell_end = functools.partial(events.error, str(error), error.type)
     if why := broken_off(generation):
         tell_end = functools.partial(events.error, *why)
     entry.told += 1
-    outlet.put(tell_end(None if numbered is Numbered.NONE else entry.last_id))
+    end = tell_end(None if numbered is Numbered.NONE else entry.last_id)
+    outlet.put(outlet.frame(end))
 
 
 async def to_the_end(exchange: Exchange, outlet: Outlet, telling: Awaitable[None]) -> bool:

@@ -39,18 +39,23 @@ class Stream:
         self.left = left
 
 
+def asked(request: bytes) -> int | None:
+    """Return how many events a request asks for; None for what is no request."""
+    count = re.search(rb'"max_tokens": ?([0-9]{1,9})\b', request)
+    return int(count[1]) if count and request.startswith(b"POST /stream ") else None
+
+
 def begin(peer: socket.socket, delay_s: float, tick_s: float) -> Stream | None:
     """Read a request and write the head; None for what is no request."""
-    request = peer.recv(65536)
+    count = asked(peer.recv(65536))
     due = time.monotonic() + delay_s
     if tick_s:
         due = round(due / tick_s) * tick_s
-    count = re.search(rb'"max_tokens": ?([0-9]{1,9})\b', request)
-    if not request.startswith(b"POST /stream ") or count is None:
+    if not count:
         peer.close()
         return None
     peer.send(HEAD)
-    return Stream(peer, due, int(count[1]))
+    return Stream(peer, due, count)
 
 
 def send(stream: Stream, delay_s: float) -> bool:
@@ -92,15 +97,21 @@ def serve(listener: socket.socket, delay_s: float, tick_s: float) -> None:
                 streams.append(stream)
 
 
-def main() -> None:
-    """Serve until interrupted."""
-    parser = argparse.ArgumentParser(description="The limit: a bare loop of sends.")
+def parse_arguments(description: str, tick_ms: float) -> argparse.Namespace:
+    """Read the flags of both bare servers."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=8770)
     parser.add_argument("--delay-ms", type=float, default=33.0)
-    parser.add_argument("--tick-ms", type=float, default=0.0)
+    parser.add_argument("--tick-ms", type=float, default=tick_ms)
     args = parser.parse_args()
     if args.tick_ms and args.delay_ms % args.tick_ms:
         parser.error("--delay-ms has to be a multiple of --tick-ms")
+    return args
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    args = parse_arguments("The limit: a bare loop of sends.", tick_ms=0.0)
     with socket.create_server(("127.0.0.1", args.port), backlog=BACKLOG) as listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         serve(listener, args.delay_ms / 1000, args.tick_ms / 1000)

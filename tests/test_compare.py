@@ -175,9 +175,9 @@ class TestLeaving:
             await compared.becomes(0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bare():
-    command = (sys.executable, *STRICT, COMPARE / "bare.py", "--port", "0", "--delay-ms", "2")
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["bare.py", "bare_asyncio.py"])
+async def bare(request):
+    command = (sys.executable, *STRICT, COMPARE / request.param, "--port=0", "--delay-ms=2")
     async with program(*command) as url:
         yield Compared("bare", url)
 

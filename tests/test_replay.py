@@ -53,6 +53,8 @@ async def tell(replay: Replay, number: int, gate: asyncio.Event | None = None) -
 class Kept:
     """An outlet that is always ready."""
 
+    frame = bytes
+
     def __init__(self) -> None:
         self.content = b""
 
