@@ -1,6 +1,6 @@
 """What one step writes to many clients, sent in one go at its end.
 
-    with together():                     a step's pieces, or a tick's words
+    with of(loop).together():            a step's pieces, or a tick's words
         generation.deliver(...)          -> ... -> Watched.write: held
         generation.deliver(...)          -> ... -> Watched.write: held
                                          at the end: send, send, to one socket after the other
@@ -18,8 +18,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Protocol
+
+import ticks
 
 
 class Client(Protocol):
@@ -29,23 +30,27 @@ class Client(Protocol):
         """Hand bytes to the transport."""
 
 
-# What waits for the end of the step that runs here; None outside of one.
-held: ContextVar[list[tuple[Client, bytes]] | None] = ContextVar("held", default=None)
+class Burst:
+    """The writes of the step that runs on an event loop; `writes` is None while none does."""
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[Client, bytes]] | None = None
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Hold what is written within, and send it at the end, in the same order."""
+        writes = self.writes = []
+        try:
+            yield
+        finally:
+            self.writes = None
+            now = time.monotonic()
+            for client, data in writes:
+                try:
+                    client.send(data, now)
+                except Exception as error:  # a bug: it costs no other client its bytes
+                    context = {"message": "a write failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
 
 
-@contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Hold what is written within, and send it at the end, in the same order."""
-    writes: list[tuple[Client, bytes]] = []
-    token = held.set(writes)
-    try:
-        yield
-    finally:
-        held.reset(token)
-        now = time.monotonic()
-        for client, data in writes:
-            try:
-                client.send(data, now)
-            except Exception as error:  # a bug: it costs no other client its bytes
-                context = {"message": "a write failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
+of = ticks.per_loop(Burst)

@@ -499,6 +499,6 @@ class Engine:
 
 
 def _deliver(parcels: Iterable[Parcel]) -> None:
-    with burst.together():
+    with burst.of(asyncio.get_running_loop()).together():
         for generation, piece, finish_reason, logprobs in parcels:
             generation.deliver(piece, finish_reason, logprobs)

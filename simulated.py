@@ -170,7 +170,7 @@ class Clock(dict[int, list[Words]]):
         return due
 
     def _tick(self, tick: int) -> None:
-        with burst.together():
+        with burst.of(asyncio.get_running_loop()).together():
             self.go_on(self.pop(tick), time.monotonic())
 
     def go_on(self, due: Iterable[Words], now: float) -> None:

@@ -14,6 +14,7 @@ Read next: `burst.py`.
 import asyncio
 import math
 from collections.abc import Callable
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 # How fine: what is due is called up to 20 ms later, never earlier.
@@ -57,12 +58,20 @@ class Ticks:
         del self._due[tick]
 
 
-_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Ticks] = WeakKeyDictionary()
+Made = TypeVar("Made")
 
 
-def of(loop: asyncio.AbstractEventLoop) -> Ticks:
-    """Return the ticks of an event loop."""
-    found = _of_loops.get(loop)
-    if found is None:
-        found = _of_loops[loop] = Ticks()
-    return found
+def per_loop(make: Callable[[], Made]) -> Callable[[asyncio.AbstractEventLoop], Made]:
+    """Return what finds the one object of a kind that an event loop has, for as long as it has."""
+    made: WeakKeyDictionary[asyncio.AbstractEventLoop, Made] = WeakKeyDictionary()
+
+    def of(loop: asyncio.AbstractEventLoop) -> Made:
+        found = made.get(loop)
+        if found is None:
+            found = made[loop] = make()
+        return found
+
+    return of
+
+
+of = per_loop(Ticks)

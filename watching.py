@@ -139,6 +139,7 @@ class Watched:
         self._last_write = self._last_progress = time.monotonic()
         self._pinged: float | None = None
         self._ticks = ticks.of(self._loop)
+        self._burst = burst.of(self._loop)
         self._next_tick = 0
         self._ahead_timer: asyncio.TimerHandle | None = None
         self._on_gone: Callable[[str], None] | None = None
@@ -146,7 +147,7 @@ class Watched:
     def write(self, data: bytes) -> None:
         """Send bytes, those of a step at its end; `ClientGone` when nobody takes them any more."""
         if self.gone is None:
-            writes = burst.held.get()
+            writes = self._burst.writes
             if writes is not None:
                 writes.append((self, data))
                 return

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 
@@ -91,9 +92,8 @@ def test_a_loop_that_is_gone_leaves_nothing():
         loop = asyncio.get_running_loop()
         assert ticks.of(loop) is ticks.of(loop)
         ticks.of(loop).add("a", 60, print)
+        return weakref.ref(ticks.of(loop))
 
+    gone = asyncio.run(look())
     gc.collect()
-    before = len(ticks._of_loops)
-    asyncio.run(look())
-    gc.collect()
-    assert len(ticks._of_loops) == before
+    assert gone() is None
