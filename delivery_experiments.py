@@ -109,7 +109,7 @@ SIZES = {
     size.streams: size
     for size in (
         Size(1, 20, 1.2),
-        Size(200, 20, 2.5),
+        Size(200, 20, 2.0),
         Size(2000, 200, 3.5),
         Size(10000, 1000, 8.0),
     )

@@ -194,11 +194,16 @@ class Generation:
     """
 
     def __init__(self, prompt_tokens: int, notify: Callable[[], None] | None = None) -> None:
+        # What each token needs comes first, so that it lies together in memory.
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+        self.paused = False
+        self.submitted = time.monotonic()
+        self.timings = Timings()
+        self._take: Take | None = None  # where pieces go while `pour` waits
         # Whoever knows the id may cancel or resume the reply: it can't be guessed.
         self.id = f"reply-{secrets.token_hex(8)}"
         self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self.finish_reason: str | None = None
         self.error: str | None = None
         self.failure: GenerationError | None = None  # when there is more to say than `error`
         # Of an engine that asks another server: set when that takes the request, or at the end.
@@ -206,15 +211,11 @@ class Generation:
         self.matched_stop: str | None = None
         self.filtered = False  # cut short because it was about to say what it must not
         self.cancel_reason: str | None = None
-        self.paused = False
-        self.timings = Timings()
-        self.submitted = time.monotonic()
         self.duration: float | None = None  # seconds from `submitted` to the end
         self.on_finish: Callable[[Generation], None] | None = None  # called once, at the end
         self._notify = notify  # wakes the engine when a flag above has changed
         self._pieces: deque[tuple[str, Sequence[TokenLogprob]]] = deque()
         self._logprobs: list[TokenLogprob] = []
-        self._take: Take | None = None  # where pieces go while `pour` waits
         self._waiter: asyncio.Future[bool] | None = None
 
     @property

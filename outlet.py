@@ -59,7 +59,7 @@ class ToClient:
     anyway: then the client is just waited for.
     """
 
-    __slots__ = ("_buffers", "_exchange", "_generation", "_slow_client", "_write", "frame")
+    __slots__ = ("_buffers", "_exchange", "_generation", "_sender", "_slow_client", "frame")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ToClient:
         generation: Generation | None,
     ) -> None:
         self._exchange = exchange
-        self._write = sender.write
+        self._sender = sender
         self.frame = sender.frame
         self._slow_client = slow_client
         self._generation = generation
@@ -77,7 +77,7 @@ class ToClient:
 
     def put(self, data: bytes) -> bool:
         """Write; False to a client that is behind, unless its bytes may pile up."""
-        self._write(data)
+        self._sender.write(data)
         return self._buffers or not self._exchange.behind
 
     async def ready(self) -> None:
@@ -134,5 +134,5 @@ class Faulty(ToClient):
             for start in range(0, len(data), size):
                 if start:
                     await asyncio.sleep(SPLIT_S)
-                self._write(data[start : start + size])
+                self._sender.write(data[start : start + size])
             await super().ready()

@@ -23,10 +23,10 @@ list fit no schema and have no probabilities worth telling. Read next: `asks.py`
 """
 
 import asyncio
+import hashlib
 import itertools
-import random
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import burst
@@ -54,6 +54,12 @@ SPACED = [f" {word}" for word in WORDS]
 # How finely words are timed, to the nearest tick: waking up costs as much as five words.
 TICKS_PER_S = 250
 NEAREST = 0.5 + 1e-3  # two sums of the same delays are the same time
+
+# Random numbers enough for words: each is the last one times FACTOR, modulo PRIME (P. L'Ecuyer,
+# Mathematics of Computation 68, 1999, table 2). A Mersenne Twister has 2.5 KB to remember, which
+# 10,000 replies would read from memory in turns; this has one number, below the size at which
+# Python's take longer.
+FACTOR, PRIME = 2469, 65521
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 ON_THE_WIRE = ("truncate_after", "garbage_after", "split_at")
@@ -131,8 +137,8 @@ class SimulatedEngine:
         if params.logprobs is not None:
             raise BadRequest("the simulated engine has no probabilities", "logprobs")
         number = next(self._numbers)
-        draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
-        schedule = Schedule(self, len(ids), params, draw, asked or {})
+        seed = f"{self.seed}/{number if params.seed is None else params.seed}/{ids}"
+        schedule = Schedule(self, len(ids), params, first_draw(seed), asked or {})
         self._schedules.add(schedule)
         schedule.start()
         return schedule.generation
@@ -194,7 +200,7 @@ class Schedule:
         engine: SimulatedEngine,
         prompt_tokens: int,
         params: SamplingParams,
-        draw: random.Random,
+        drawn: int,
         asked: Mapping[str, int],
     ) -> None:
         self.generation = Generation(prompt_tokens, self._flags_changed)
@@ -203,7 +209,7 @@ class Schedule:
         self._loop = asyncio.get_running_loop()
         self._paused = False
         self._stops = StopStrings(params.stop) if params.stop else None
-        self._words = self._make_words(params, draw.random, asked)
+        self._words = self._make_words(params, drawn, asked)
 
     def start(self) -> None:
         """Put the first word on the clock."""
@@ -211,28 +217,28 @@ class Schedule:
         timings.queued = timings.prefill = 0.0
         self._clock[next(self._words)].append(self._words)
 
-    def _make_words(
-        self, params: SamplingParams, draw: Callable[[], float], asked: Mapping[str, int]
-    ) -> Words:
+    def _make_words(self, params: SamplingParams, drawn: int, asked: Mapping[str, int]) -> Words:
         """Make a word, or what a fault has in its place, each time; see `Words`."""
         generation, timings, stops = self.generation, self.generation.timings, self._stops
         fails_at, stalls_at = (asked.get(name, -1) + 1 for name in ("fail_after", "stall_after"))
-        special = {1, fails_at, stalls_at}
         delay, jitter, first_delay = (
             asked.get(name, getattr(self._engine, name)) / 1000 * TICKS_PER_S for name in SCHEDULE
         )
-        least, spread = delay - jitter, 2 * jitter
+        least, spread = delay - jitter, 2 * jitter / PRIME
         due = self._loop.time() * TICKS_PER_S + first_delay + NEAREST
-        for number in range(1, params.max_tokens + 1):
+        for left in reversed(range(params.max_tokens)):
+            drawn = drawn * FACTOR % PRIME
             # From when it was due, not from now: lateness does not add up.
-            due += least + spread * draw()
+            due += least + spread * drawn
             now = yield int(due)
             if generation.paused:
                 self._paused = True
                 now = yield NEVER  # but `_flags_changed` may have it go on
                 due = self._loop.time() * TICKS_PER_S + NEAREST
-            piece = SPACED[int(draw() * WORD_COUNT)]
-            if number in special:
+            drawn = drawn * FACTOR % PRIME
+            piece = SPACED[drawn % WORD_COUNT]
+            number = generation.completion_tokens + 1
+            if number in (1, fails_at, stalls_at):
                 if number == fails_at:
                     generation.error = "the simulated model failed, as asked"
                     self._end("", "error")
@@ -249,7 +255,7 @@ class Schedule:
                 if stops.matched is not None:
                     self._end(piece, "stop")
                     return
-            if number < params.max_tokens:
+            if left:
                 generation.deliver(piece)
         self._end(piece, "length")
 
@@ -272,6 +278,11 @@ class Schedule:
                 self.generation.matched_stop = self._stops.matched
                 piece += self._stops.finish()
             self.generation.deliver(piece, finish_reason)
+
+
+def first_draw(seed: str) -> int:
+    """Return a number from 1 to PRIME - 1, of which the next are made."""
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % (PRIME - 1) + 1
 
 
 def _content(message: dict[str, Any]) -> str:

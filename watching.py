@@ -120,26 +120,29 @@ class Watched:
     def __init__(
         self, reader: WatchedReader, writer: asyncio.StreamWriter, settings: Settings
     ) -> None:
+        loop = asyncio.get_running_loop()
+        # What each event needs comes first, so that it lies together in memory.
+        self.gone: str | None = None
+        self._burst = burst.of(loop)
+        self._last_write = time.monotonic()
+        self._transport = cast(asyncio.Transport, writer.transport)
+        self._settings = settings
+        self._written = 0  # only while something waits: what is taken at once needs no count
         self.reader = reader
         self.writer = writer
         self.heartbeat = b""  # what to write after a silence; nothing where there is no such thing
-        self.gone: str | None = None
         self.keep_alive = False
         self.upgraded = False
         self.finished = False
         # How a part of a stream goes on the wire.
         self.frame: Callable[[bytes], bytes] = bytes
-        self._settings = settings
-        self._loop = asyncio.get_running_loop()
-        self._transport = cast(asyncio.Transport, writer.transport)
+        self._loop = loop
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._probe = b""  # what to ask with whether the client is still there
-        self._written = 0  # only while something waits: what is taken at once needs no count
         self._taken = 0
-        self._last_write = self._last_progress = time.monotonic()
+        self._last_progress = self._last_write
         self._pinged: float | None = None
-        self._ticks = ticks.of(self._loop)
-        self._burst = burst.of(self._loop)
+        self._ticks = ticks.of(loop)
         self._next_tick = 0
         self._ahead_timer: asyncio.TimerHandle | None = None
         self._on_gone: Callable[[str], None] | None = None
