@@ -37,14 +37,16 @@ class Duplex:
         self.exchange.heartbeat = self._peer.ping(b"")
         self._peer.feed(self.exchange.upgrade(websocket.response_fields(request)))
 
-    def send(self, text: str) -> None:
+    def send(self, data: str | bytes) -> None:
         """Send one message; nothing is sent once either side has begun to close."""
-        self.write(self.frame(text))
+        self.write(self.frame(data))
 
     @staticmethod
-    def frame(text: str) -> bytes:
+    def frame(data: str | bytes) -> bytes:
         """How a message goes on the wire: a server's frames have no mask."""
-        return websocket.encode_frame(websocket.TEXT, text.encode())
+        if isinstance(data, str):
+            return websocket.encode_frame(websocket.TEXT, data.encode())
+        return websocket.encode_frame(websocket.BINARY, data)
 
     def write(self, frame: bytes) -> None:
         """Send a message's frame; nothing is sent once either side has begun to close."""

@@ -489,7 +489,7 @@ QUESTIONS = {
 
 @pytest.mark.model
 class TestRealModel:
-    NUMBER = int(os.environ.get("CONSTRAINED_GENERATIONS", "12"))
+    NUMBER = int(os.environ.get("CONSTRAINED_GENERATIONS", "8"))
 
     async def test_at_temperature_1_all_parse_and_fit(self, real_model):
         engine = Engine(real_model)
