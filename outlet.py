@@ -4,8 +4,8 @@
          <-- False ---------           the client is behind, or a fault takes its time:
          --- await ready() ->          until more may follow
 
-A put writes in the moment that the engine hands the piece over. Only when it answers False does a
-task have to wait, and only then are pieces kept in the `Generation`.
+A put writes in the turn of the loop in which the engine hands the piece over. Only when it answers
+False does a task have to wait, and only then are pieces kept in the `Generation`.
 
 Faults on the wire are for clients that have to be tested: `simulated.py` lists them.
 

@@ -23,10 +23,10 @@ list fit no schema and have no probabilities worth telling. Read next: `asks.py`
 """
 
 import asyncio
-import hashlib
 import itertools
+import random
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import burst
@@ -54,12 +54,6 @@ SPACED = [f" {word}" for word in WORDS]
 # How finely words are timed, to the nearest tick: waking up costs as much as five words.
 TICKS_PER_S = 250
 NEAREST = 0.5 + 1e-3  # two sums of the same delays are the same time
-
-# Random numbers enough for words: each is the last one times FACTOR, modulo PRIME (P. L'Ecuyer,
-# Mathematics of Computation 68, 1999, table 2). A Mersenne Twister has 2.5 KB to remember, which
-# 10,000 replies would read from memory in turns; this has one number, below the size at which
-# Python's take longer.
-FACTOR, PRIME = 2469, 65521
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 ON_THE_WIRE = ("truncate_after", "garbage_after", "split_at")
@@ -137,8 +131,8 @@ class SimulatedEngine:
         if params.logprobs is not None:
             raise BadRequest("the simulated engine has no probabilities", "logprobs")
         number = next(self._numbers)
-        seed = f"{self.seed}/{number if params.seed is None else params.seed}/{ids}"
-        schedule = Schedule(self, len(ids), params, first_draw(seed), asked or {})
+        draw = random.Random(f"{self.seed}/{number if params.seed is None else params.seed}/{ids}")
+        schedule = Schedule(self, len(ids), params, draw.random, asked or {})
         self._schedules.add(schedule)
         schedule.start()
         return schedule.generation
@@ -200,7 +194,7 @@ class Schedule:
         engine: SimulatedEngine,
         prompt_tokens: int,
         params: SamplingParams,
-        drawn: int,
+        draw: Callable[[], float],
         asked: Mapping[str, int],
     ) -> None:
         self.generation = Generation(prompt_tokens, self._flags_changed)
@@ -209,7 +203,7 @@ class Schedule:
         self._loop = asyncio.get_running_loop()
         self._paused = False
         self._stops = StopStrings(params.stop) if params.stop else None
-        self._words = self._make_words(params, drawn, asked)
+        self._words = self._make_words(params, draw, asked)
 
     def start(self) -> None:
         """Put the first word on the clock."""
@@ -217,26 +211,27 @@ class Schedule:
         timings.queued = timings.prefill = 0.0
         self._clock[next(self._words)].append(self._words)
 
-    def _make_words(self, params: SamplingParams, drawn: int, asked: Mapping[str, int]) -> Words:
+    def _make_words(
+        self, params: SamplingParams, draw: Callable[[], float], asked: Mapping[str, int]
+    ) -> Words:
         """Make a word, or what a fault has in its place, each time; see `Words`."""
         generation, timings, stops = self.generation, self.generation.timings, self._stops
+        # Words are counted from 1 here: 0 is never.
         fails_at, stalls_at = (asked.get(name, -1) + 1 for name in ("fail_after", "stall_after"))
         delay, jitter, first_delay = (
             asked.get(name, getattr(self._engine, name)) / 1000 * TICKS_PER_S for name in SCHEDULE
         )
-        least, spread = delay - jitter, 2 * jitter / PRIME
+        least, spread = delay - jitter, 2 * jitter
         due = self._loop.time() * TICKS_PER_S + first_delay + NEAREST
         for left in reversed(range(params.max_tokens)):
-            drawn = drawn * FACTOR % PRIME
             # From when it was due, not from now: lateness does not add up.
-            due += least + spread * drawn
+            due += least + spread * draw()
             now = yield int(due)
             if generation.paused:
                 self._paused = True
                 now = yield NEVER  # but `_flags_changed` may have it go on
                 due = self._loop.time() * TICKS_PER_S + NEAREST
-            drawn = drawn * FACTOR % PRIME
-            piece = SPACED[drawn % WORD_COUNT]
+            piece = SPACED[int(draw() * WORD_COUNT)]
             number = generation.completion_tokens + 1
             if number in (1, fails_at, stalls_at):
                 if number == fails_at:
@@ -278,11 +273,6 @@ class Schedule:
                 self.generation.matched_stop = self._stops.matched
                 piece += self._stops.finish()
             self.generation.deliver(piece, finish_reason)
-
-
-def first_draw(seed: str) -> int:
-    """Return a number from 1 to PRIME - 1, of which the next are made."""
-    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % (PRIME - 1) + 1
 
 
 def _content(message: dict[str, Any]) -> str:

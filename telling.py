@@ -3,9 +3,10 @@
 The last part of a token's way, all in one turn of the event loop:
 
     Generation.deliver     generation.py   a piece comes out of the generation thread
-      Teller.take          here            the dialect makes an event of it
-        ToClient.put       outlet.py       the event gets its frame: a chunk, or a WebSocket's
-          Watched.write    watching.py     the bytes are held until all of the step are made
+      Teller.take          here            the dialect makes an event of it, the outlet's `frame`
+                                           a chunk or a WebSocket's frame of that
+        ToClient.put       outlet.py       says whether the client keeps up
+          Watched.write    watching.py     the bytes are held until all of the step are made,
     Watched.send           watching.py     and go to the transport, at the step's end: burst.py
 
 `Teller.take` is the `_take` of `Generation`, set by `tell` -> `pieces.pour` -> `Generation.pour`.

@@ -7,9 +7,9 @@ what their frameworks' users would have in the place of a model.
 
 import argparse
 import asyncio
-import hashlib
 import itertools
 import json
+import random
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, fields
@@ -19,12 +19,6 @@ from typing import Any, Self
 WORDS: list[str] = json.loads((Path(__file__).parent / "words.json").read_text("utf-8"))
 FAILURE = {"message": "the simulated model failed, as asked", "type": "model_error"}
 BACKLOG = 1024
-FACTOR, PRIME = 2469, 65521  # of the random numbers
-
-
-def first_draw(seed: str) -> int:
-    """Return a number from 1 to PRIME - 1, of which the next are made."""
-    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % (PRIME - 1) + 1
 
 
 class Failed(Exception):
@@ -76,20 +70,17 @@ class Words:
         ids = [sum(word.encode()) for word in ask.prompt.split()]
         number = next(self._numbers)
         seed = number if ask.seed is None else ask.seed
-        drawn = first_draw(f"{self._args.seed}/{seed}/{ids}")
-        delay, jitter = self._args.delay_ms, self._args.jitter_ms
+        draw = random.Random(f"{self._args.seed}/{seed}/{ids}")
         clock = asyncio.get_running_loop().time
         due = clock() + self._args.first_delay_ms / 1000
         self.running += 1
         try:
             for index in range(ask.max_tokens):
-                drawn = drawn * FACTOR % PRIME
-                due += (delay + jitter * (2 * drawn / PRIME - 1)) / 1000
+                due += (self._args.delay_ms + self._args.jitter_ms * draw.uniform(-1, 1)) / 1000
                 await asyncio.sleep(due - clock())
                 if index == ask.fail_after:
                     raise Failed
-                drawn = drawn * FACTOR % PRIME
-                word = WORDS[drawn % len(WORDS)]
+                word = WORDS[int(draw.random() * len(WORDS))]
                 yield f" {word}" if index else word.capitalize()
         finally:
             self.running -= 1
