@@ -26,6 +26,8 @@ TURN_CHARACTERS = 50
 # Objects and lists within each other. No request needs as many; what is told of a request, or to a
 # template, a grammar or another server, is written by code that calls itself for each.
 MAX_DEPTH = 200
+# An hour: the simulated clock keeps a word for so long even when nobody waits for it any more.
+LONGEST_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,11 @@ def without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def simulation_in(body: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     """What is asked of the simulated engine, where that answers (see `simulated.py`)."""
-    return {name: count(body, name) for name in names if name in body}
+    return {
+        name: count(body, name, high=LONGEST_MS if name.endswith("_ms") else 10**9)
+        for name in names
+        if name in body
+    }
 
 
 def stops(value: object) -> tuple[str, ...]:

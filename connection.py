@@ -24,8 +24,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -109,6 +107,7 @@ class Exchange(Watched):
         else:
             # RFC 9112 section 6.3, rule 8: an HTTP/1.0 body may end with the connection.
             self.keep_alive = False
+            self._to_the_close = True
         self.write(self._head(status, fields))
         self.heartbeat = heartbeat
         self._probe = self.frame(probe or heartbeat)
@@ -123,11 +122,9 @@ class Exchange(Watched):
     def cut(self) -> None:
         """End a stream so that no client can take it for a complete one."""
         self.keep_alive = False
+        self._on_gone = None  # it is our own doing: nobody has lost a client
+        self.break_off()
         self.finished = True
-        if not (self._chunked or self._transport.is_closing()):
-            # The end of the connection would be the end of the body; a reset is not.
-            _reset_on_close(self.writer)
-        self._transport.abort()
 
     def upgrade(self, fields: http1.Pairs) -> bytes:
         """Answer 101; what the client has sent behind its request is returned."""
@@ -193,8 +190,14 @@ class Connection:
         except (OSError, ClientGone):
             self.writer.transport.abort()
         except asyncio.CancelledError:
-            self.writer.transport.abort()
+            self.abort()
             raise
+
+    def abort(self) -> None:
+        """Drop the connection now, and what is not finished on it."""
+        if self.exchange is not None:
+            self.exchange.break_off()
+        self.writer.transport.abort()
 
     async def turn_away(self) -> None:
         """Tell a client that there is no room for it."""
@@ -279,10 +282,10 @@ class Connection:
     async def read(self) -> bytes:
         """What the client sends next, b"" at its end; `ClientGone` when the connection broke."""
         try:
-            data = await self.reader.read(READ_BYTES)
             # What is here already is returned without a pause: a flood must let others in between.
+            # Not after the read: who is cancelled here has taken nothing.
             await asyncio.sleep(0)
-            return data
+            return await self.reader.read(READ_BYTES)
         except OSError as error:  # a reset, a route that is gone, a TLS alert
             raise ClientGone("the client's connection broke") from error
 
@@ -405,9 +408,3 @@ def error_body(message: str, type: str, field: str | None = None) -> bytes:
     """The native form of a refusal."""
     error = {"message": message, "type": type, "field": field}
     return json.dumps({"error": error}).encode()
-
-
-def _reset_on_close(writer: asyncio.StreamWriter) -> None:
-    peer = writer.get_extra_info("socket")
-    # SO_LINGER with a time of zero: close() sends a reset instead of a FIN.
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

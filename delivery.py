@@ -190,7 +190,7 @@ class Delivery:
         if self.stopping:
             raise EngineDown("the server is shutting down")
         if ask.resume:
-            self.replays.make_room()
+            self.replays.check_room()
         if isinstance(engine, UpstreamEngine):
             listed = ask.model in engine.listed
             return engine.submit(ids, ask.params, ask.model if listed else None)

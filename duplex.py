@@ -48,9 +48,14 @@ class Duplex:
             return websocket.encode_frame(websocket.TEXT, data.encode())
         return websocket.encode_frame(websocket.BINARY, data)
 
+    @property
+    def open(self) -> bool:
+        """Whether neither side has begun to close."""
+        return self._peer.state is websocket.State.OPEN
+
     def write(self, frame: bytes) -> None:
         """Send a message's frame; nothing is sent once either side has begun to close."""
-        if self._peer.state is websocket.State.OPEN:
+        if self.open:
             self.exchange.write(frame)
 
     async def receive(self) -> str | bytes | None:

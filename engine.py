@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import burst
+import volley
 from detokenizer import Detokenizer, StopStrings
 from generation import BadRequest, EngineDown, Generation, QueueFull, SamplingParams, TokenLogprob
 from run import Constraint, Run
@@ -499,6 +499,6 @@ class Engine:
 
 
 def _deliver(parcels: Iterable[Parcel]) -> None:
-    with burst.of(asyncio.get_running_loop()).together():
+    with volley.of(asyncio.get_running_loop()).together():
         for generation, piece, finish_reason, logprobs in parcels:
             generation.deliver(piece, finish_reason, logprobs)

@@ -47,8 +47,12 @@ class Sender(Protocol):
     def frame(self) -> Callable[[Any], bytes]:
         """How an event or a message goes on the wire: the same function for all of a kind."""
 
+    @property
+    def open(self) -> bool:
+        """Whether more may be written: not to a WebSocket that is closing."""
+
     def write(self, data: bytes) -> None:
-        """Write what was framed."""
+        """Write what was framed; nothing when it is not open."""
 
 
 class ToClient:
@@ -130,9 +134,11 @@ class Faulty(ToClient):
                 self._exchange.write(GARBAGE)
             self._number += 1
             data = self._held.popleft()
+            if not self._sender.open:
+                continue
             size = self._faults.get("split_at") or max(1, len(data))
             for start in range(0, len(data), size):
                 if start:
                     await asyncio.sleep(SPLIT_S)
-                self._sender.write(data[start : start + size])
+                self._exchange.write(data[start : start + size])
             await super().ready()

@@ -123,6 +123,7 @@ class Replay:
 
     def _wait_for_followers(self) -> None:
         """With none, give the reply up after the grace time, unless one comes."""
+        self._forget_abandonment()
         if not self._followers and not self.complete and self._grace_s < math.inf:
             loop = asyncio.get_running_loop()
             self._abandonment = loop.call_later(self._grace_s, self._abandon)
@@ -152,16 +153,22 @@ class ReplayStore:
         """The reply of this id, unless it is unknown or expired."""
         return self._replays.get(id)
 
-    def make_room(self) -> None:
-        """Drop the oldest finished reply if there is no room for one more; `QueueFull` without."""
-        if len(self._replays) >= self._most:
-            oldest = next((id for id, replay in self._replays.items() if replay.complete), None)
-            if oldest is None:
-                raise QueueFull(f"{self._most} resumable replies are running already")
-            del self._replays[oldest]
+    def check_room(self) -> None:
+        """`QueueFull` when so many are running that one more could make none of them room."""
+        if len(self._replays) >= self._most and self._oldest_complete() is None:
+            raise QueueFull(f"{self._most} resumable replies are running already")
+
+    def _oldest_complete(self) -> str | None:
+        return next((id for id, replay in self._replays.items() if replay.complete), None)
 
     def add(self, replay: Replay, telling: Coroutine[Any, Any, None]) -> None:
-        """Begin to fill a reply, independently of any connection; see `make_room`."""
+        """Begin to fill a reply, independently of any connection; the oldest finished makes room.
+
+        See `check_room`, which comes first: a reply that is refused then costs no other its place.
+        """
+        oldest = self._oldest_complete()
+        if len(self._replays) >= self._most and oldest is not None:
+            del self._replays[oldest]
         id = replay.generation.id
         self._replays[id] = replay
         task = asyncio.create_task(replay.fill(telling), name=f"fill {id}")

@@ -111,7 +111,7 @@ class Server:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=goodbye_s)
         for connection in list(self._tasks.values()):
-            connection.writer.transport.abort()
+            connection.abort()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1)  # for them to see it
         # The thread finishes its step; a second signal is still heard meanwhile.

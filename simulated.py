@@ -16,7 +16,7 @@ provider's opening one is the first:
     garbage_after   bytes that are no valid event, frame or chunk
     split_at        every write is cut into parts of so many bytes
 
-Those two are made by `SimulatedEngine`, the others by `outlet.Faulty`, at the socket.
+The first two are made by `SimulatedEngine`, the others by `outlet.Faulty`, at the socket.
 
 Not here: rows, batches, sampling; `schema` and `logprobs`, which are refused: words drawn from a
 list fit no schema and have no probabilities worth telling. Read next: `asks.py`.
@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-import burst
+import volley
 from detokenizer import StopStrings
 from engine import Prompt, Turns, token_ids
 from generation import (
@@ -53,7 +53,9 @@ SPACED = [f" {word}" for word in WORDS]
 
 # How finely words are timed, to the nearest tick: waking up costs as much as five words.
 TICKS_PER_S = 250
-NEAREST = 0.5 + 1e-3  # two sums of the same delays are the same time
+# Added, so that `int` takes the nearest tick; the thousandth, so that two sums of the same delays
+# have the same.
+NEAREST = 0.5 + 1e-3
 
 SCHEDULE = ("delay_ms", "jitter_ms", "first_delay_ms")
 ON_THE_WIRE = ("truncate_after", "garbage_after", "split_at")
@@ -63,7 +65,7 @@ FIELDS = (*SCHEDULE, *FAULTS)
 
 # Sent the time, it makes a word and yields the tick of the next, or `NEVER`.
 Words = Generator[int, float, None]
-NEVER = 0
+NEVER = -1
 
 
 class SimulatedEngine:
@@ -170,7 +172,7 @@ class Clock(dict[int, list[Words]]):
         return due
 
     def _tick(self, tick: int) -> None:
-        with burst.of(asyncio.get_running_loop()).together():
+        with volley.of(asyncio.get_running_loop()).together():
             self.go_on(self.pop(tick), time.monotonic())
 
     def go_on(self, due: Iterable[Words], now: float) -> None:
@@ -179,6 +181,10 @@ class Clock(dict[int, list[Words]]):
             try:
                 tick = words.send(now)
             except StopIteration:
+                continue
+            except Exception as error:  # a bug: it costs no other reply its words
+                context = {"message": "a word failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
                 continue
             if tick != NEVER:
                 self[tick].append(words)

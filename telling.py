@@ -7,7 +7,7 @@ The last part of a token's way, all in one turn of the event loop:
                                            a chunk or a WebSocket's frame of that
         ToClient.put       outlet.py       says whether the client keeps up
           Watched.write    watching.py     the bytes are held until all of the step are made,
-    Watched.send           watching.py     and go to the transport, at the step's end: burst.py
+    Watched.send           watching.py     and go to the transport, at the step's end: volley.py
 
 `Teller.take` is the `_take` of `Generation`, set by `tell` -> `pieces.pour` -> `Generation.pour`.
 

@@ -8,7 +8,7 @@ An event loop keeps its timers in a heap: with 10,000 streams it costs more to s
 than to do what it is for. And each wake-up takes some 70 us of the processor on a virtual machine,
 whatever is done then.
 
-Read next: `burst.py`.
+Read next: `volley.py`.
 """
 
 import asyncio

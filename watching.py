@@ -1,6 +1,6 @@
 """Writing to a client, and who is still there to read.
 
-    write() --> transport --> the kernel --> the client     `burst.py` lies before the transport
+    write() --> transport --> the kernel --> the client     `volley.py` lies before the transport
        |            |             |             +-- left?      FIN or reset; else a probe is asked
        |            |             +-- vanished? nothing is acknowledged for `stall_s`
        |            +-- slow?     `queued_bytes` wait, or nothing was taken for `stall_s`
@@ -37,14 +37,15 @@ import contextlib
 import math
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import SupportsIndex, cast
 
-import burst
 import http1
 import ticks
+import volley
 
 # After a probe the reset comes within a round trip: seconds, looked for at these moments.
 PROBE_LOOKS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
@@ -117,13 +118,15 @@ class Watched:
     Writing raises `ClientGone` once it is known that nobody reads; see `watch`.
     """
 
+    open = True  # as a `Sender`: what is lost raises when it is written to
+
     def __init__(
         self, reader: WatchedReader, writer: asyncio.StreamWriter, settings: Settings
     ) -> None:
         loop = asyncio.get_running_loop()
         # What each event needs comes first, so that it lies together in memory.
         self.gone: str | None = None
-        self._burst = burst.of(loop)
+        self._volley = volley.of(loop)
         self._last_write = time.monotonic()
         self._transport = cast(asyncio.Transport, writer.transport)
         self._settings = settings
@@ -134,12 +137,13 @@ class Watched:
         self.keep_alive = False
         self.upgraded = False
         self.finished = False
+        self._to_the_close = False  # the answer ends where the connection does
         # How a part of a stream goes on the wire.
         self.frame: Callable[[bytes], bytes] = bytes
         self._loop = loop
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._probe = b""  # what to ask with whether the client is still there
-        self._taken = 0
+        self._taken = -self.queued  # of the answer before this one
         self._last_progress = self._last_write
         self._pinged: float | None = None
         self._ticks = ticks.of(loop)
@@ -150,7 +154,7 @@ class Watched:
     def write(self, data: bytes) -> None:
         """Send bytes, those of a step at its end; `ClientGone` when nobody takes them any more."""
         if self.gone is None:
-            writes = self._burst.writes
+            writes = self._volley.writes
             if writes is not None:
                 writes.append((self, data))
                 return
@@ -250,8 +254,9 @@ class Watched:
         elif self._transport.is_closing() or not self._probe or self._is_tls():
             self.lost("the client closed its connection")
         else:
-            self.write(self._probe)
-            self._look_for_reset(0)
+            with contextlib.suppress(ClientGone):  # too slow for even that: it has been told
+                self.write(self._probe)
+                self._look_for_reset(0)
 
     def _look_for_reset(self, look: int) -> None:
         """See whether the peer answered the probe with a reset.
@@ -274,9 +279,18 @@ class Watched:
         if self.gone is None:
             self.gone = why
             self.keep_alive = False
-            self._transport.abort()
+            self.break_off()
             if self._on_gone is not None:
                 self._on_gone(why)
+
+    def break_off(self) -> None:
+        """Drop the connection, so that no client takes what came for a complete answer."""
+        if self._to_the_close and not (self.finished or self._transport.is_closing()):
+            # The end of the connection would be the end of the body; a reset is not: SO_LINGER with
+            # a time of zero has close() send one in place of a FIN.
+            peer: socket.socket = self.writer.get_extra_info("socket")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
     def _tick(self) -> None:
         """The stream's one timer: breaks silences, and ends what makes no progress."""

@@ -98,13 +98,16 @@ def serve(listener: socket.socket, delay_s: float, tick_s: float) -> None:
 
 
 def parse_arguments(description: str, tick_ms: float) -> argparse.Namespace:
-    """Read the flags of both bare servers."""
+    """Read the flags of both bare servers; only a default of 0 lets there be no ticks."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=8770)
     parser.add_argument("--delay-ms", type=float, default=33.0)
     parser.add_argument("--tick-ms", type=float, default=tick_ms)
     args = parser.parse_args()
-    if args.tick_ms and args.delay_ms % args.tick_ms:
+    if args.tick_ms < 0 or (args.tick_ms == 0 and tick_ms > 0):
+        parser.error("--tick-ms has to be above 0")
+    ticks = args.delay_ms / args.tick_ms if args.tick_ms else 1
+    if ticks < 1 or abs(ticks - round(ticks)) > 1e-6:
         parser.error("--delay-ms has to be a multiple of --tick-ms")
     return args
 

@@ -60,12 +60,11 @@ class Clock:
         return self._due[tick]
 
     def _tick(self, tick: int) -> None:
-        later = self._streams_of(tick + self._delay)
         for stream in self._due.pop(tick):
             if stream.left > 1:
                 stream.transport.write(EVENT)
                 stream.left -= 1
-                later.append(stream)
+                self._streams_of(tick + self._delay).append(stream)
             elif stream.left:
                 stream.transport.write(EVENT + END)
                 stream.transport.close()

@@ -17,6 +17,8 @@ from serving import HOST, eventually, quick, serving
 import http1
 import server
 import watching
+from connection import Connection
+from delivery import Policy
 from engine import Engine
 from simulated import SimulatedEngine
 
@@ -422,6 +424,64 @@ class TestSlow:
                 assert entry.client_left
             assert engine.running == 0
 
+    @pytest.mark.parametrize("slow_client", ["buffer", "drop"])
+    async def test_of_a_stream_that_ends_with_its_connection(self, slow_client: str) -> None:
+        """RFC 9112 section 6.3, rule 8: its close would be its end, so the client gets a reset."""
+        engine = SimulatedEngine(delay_ms=0, jitter_ms=0)
+        settings, policy = quick(queued_bytes=200_000), Policy(slow_client=slow_client)
+        async with serving(engine, settings=settings, policy=policy) as running:
+            async with running.connect(receive_buffer=4096) as peer:
+                peer.parser.expect("GET")
+                peer.send(b"GET /stream?prompt=a&max_tokens=1000000 HTTP/1.0\r\n\r\n")
+                await eventually(lambda: running.server.entries)
+                (entry,) = running.server.entries
+                await eventually(lambda: entry.generation.finish_reason, 20)
+                with pytest.raises((http1.Truncated, ConnectionResetError)):
+                    await peer.until(b"an end")
+
+    async def test_a_pipelined_answer_begins_behind_what_is_still_taken(self) -> None:
+        """The bytes of the answer before count as progress, though they were written before."""
+        body = b"x" * 400_000
+
+        async def large(exchange: Any) -> None:
+            exchange.respond(200, body, "text/plain")
+
+        engine = SimulatedEngine(delay_ms=20, jitter_ms=0)
+        settings = quick(stall_s=0.4, queued_bytes=10**9)
+        async with serving(engine, settings=settings) as running:
+            running.server.routes.add("GET", "/health", large)
+            async with running.connect(receive_buffer=4096) as peer:
+                peer.request("GET", "/health")
+                peer.request("POST", "/stream", {"prompt": "a", "max_tokens": 60})
+                for _ in range(10):  # twice the limit and more, some of the first answer each time
+                    await asyncio.sleep(0.1)
+                    await peer.reader.read(4000)
+                (entry,) = running.server.entries
+                assert not entry.client_left, entry.generation.cancel_reason
+
+    async def test_the_probe_itself_is_too_much(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A client that says its last word with its queue full to the brim: no error of ours."""
+
+        async def to_the_brim(exchange: Any) -> None:
+            exchange.start(200, [], heartbeat=b":\n\n")
+            while exchange.queued < 19_000:
+                exchange.write(exchange.frame(b"x" * 1000))
+                await asyncio.sleep(0)
+            framing, room = len(b"3e8\r\n\r\n"), len(b":\n\n")
+            exchange.write(exchange.frame(b"x" * (20_000 - exchange.queued - framing - room)))
+            exchange.watch(lambda why: None)
+            while exchange.gone is None:
+                await asyncio.sleep(0.01)
+            exchange.finish()
+
+        async with serving(settings=quick(queued_bytes=20_000)) as running:
+            running.server.routes.add("GET", "/health", to_the_brim)
+            async with running.connect(receive_buffer=4096) as peer:
+                peer.request("GET", "/health")
+                peer.writer.write_eof()
+                await eventually(lambda: not running.server._connections, 5)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
     async def test_no_progress(self) -> None:
         engine = SimulatedEngine(delay_ms=0, jitter_ms=0)
         settings = quick(stall_s=0.3, queued_bytes=10**9)
@@ -444,6 +504,19 @@ class TestSlow:
                     await peer.reader.read(8000)
                 (entry,) = running.server.entries
                 assert not entry.client_left
+
+
+async def test_who_is_cancelled_while_it_reads_has_taken_nothing() -> None:
+    """A WebSocket's listener is, at the end of each reply: the client's Close may just be there."""
+    connection = Connection.__new__(Connection)
+    connection.reader = watching.WatchedReader()
+    connection.reader.feed_data(b"x")
+    reading = asyncio.create_task(connection.read())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    async with asyncio.timeout(5):
+        assert await connection.read() == b"x"
 
 
 class TestHeartbeat:

@@ -18,6 +18,8 @@ from watching import ClientGone
 class Written:
     """In place of an exchange: what was written, and how the client keeps up."""
 
+    open = True
+
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.behind = False

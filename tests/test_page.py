@@ -170,6 +170,12 @@ class TestStandIn:
 
 
 class TestSchedule:
+    async def test_an_hour_is_the_longest(self) -> None:
+        async with serving() as running:
+            for name in ("delay_ms", "jitter_ms", "first_delay_ms"):
+                refused = await running.ask("POST", "/complete", {**ASK, name: 3_600_001})
+                assert (refused.status, error_of(refused)["field"]) == (400, name)
+
     async def test_of_a_request(self) -> None:
         """By the server's own clock: the first word is late, and the others are not."""
         async with serving(SimulatedEngine(delay_ms=10_000)) as running:

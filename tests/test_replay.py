@@ -105,7 +105,7 @@ class TestStore:
         store = ReplayStore(60, most=2)
         replays = [Replay(Generation(1), 60) for _ in range(5)]
         for replay in replays:
-            store.make_room()
+            store.check_room()
             store.add(replay, tell(replay, 3))
             await read(replay)
         assert len(store) == 2
@@ -115,20 +115,36 @@ class TestStore:
         gate = asyncio.Event()
         store = ReplayStore(60, most=2)
         for _ in range(2):
-            store.make_room()
+            store.check_room()
             replay = Replay(Generation(1), 60)
             store.add(replay, tell(replay, 3, gate))
         with pytest.raises(QueueFull):
-            store.make_room()
+            store.check_room()
         gate.set()
         await eventually(lambda: all(r.complete for r in store._replays.values()))
-        store.make_room()
-        assert len(store) == 1
+        store.check_room()
+        assert len(store) == 2  # who is refused after this has cost no other its place
+        replay = Replay(Generation(1), 60)
+        store.add(replay, tell(replay, 3))
+        assert len(store) == 2
 
     async def test_a_reply_that_nobody_ever_followed_is_given_up(self) -> None:
         replay = Replay(Generation(1), grace_s=0.01)
         ReplayStore(60).add(replay, tell(replay, 3, asyncio.Event()))
         await eventually(lambda: replay.generation.cancel_reason)
+
+    async def test_who_left_at_once_leaves_no_timer_behind(self) -> None:
+        """The reply's own wait for a follower, and that after the one who left, are one wait."""
+        replay = Replay(Generation(1), grace_s=0.03)
+        await replay.follow(0, Kept(), lambda: False)
+        gate = asyncio.Event()
+        ReplayStore(60).add(replay, tell(replay, 3, gate))
+        await asyncio.sleep(0)
+        following = asyncio.create_task(read(replay))
+        await asyncio.sleep(0.1)
+        assert replay.generation.cancel_reason is None
+        gate.set()
+        assert await following == b"0 1 2 "
 
     async def test_a_long_replay_lets_others_have_their_turn(self) -> None:
         replay = Replay(Generation(1), 60)

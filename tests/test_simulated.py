@@ -337,6 +337,20 @@ async def asked(running: Running, route: str, **faults: int) -> Reply:
     return await ask(f"http://127.0.0.1:{running.port}{path}", {**BODY, **faults}, options)
 
 
+def test_a_failed_word_costs_no_other_reply_its_words(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(Clock, "call_exception_handler", told.append, raising=False)
+    engine = SimulatedEngine(jitter_ms=0)
+    broken, sound = (engine.submit("a", params(5)) for _ in range(2))
+    monkeypatch.setattr(broken, "deliver", lambda *_: 1 / 0)
+    heard = listen(clock, sound)
+    clock.run()
+    assert len(heard) == 5
+    assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+
+
 class TestNothingStays:
     """A reply that is over is freed at once, not when the garbage collector comes by."""
 
@@ -399,6 +413,13 @@ class TestFaults:
             assert len(reply.pieces) == (0 if route == "json" else after)
             assert (await asked(running, route)).complete
             assert running.server.engine.running == 0
+
+    async def test_a_cut_is_nobody_s_leaving(self, route: str) -> None:
+        async with serving() as running:
+            await asked(running, route, truncate_after=3)
+            await eventually(lambda: not running.server._connections)
+            (entry,) = running.server.entries
+            assert not entry.client_left
 
     async def test_truncate_after_the_end_is_no_fault(self, route: str) -> None:
         async with serving() as running:

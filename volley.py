@@ -1,15 +1,15 @@
-"""What one step writes to many clients, sent in one go at its end.
+"""A volley: what one pass of the model, or one tick of the simulated clock, writes to its clients.
 
-    with of(loop).together():            a step's pieces, or a tick's words
+    with of(loop).together():            engine._deliver, simulated.Clock._tick
         generation.deliver(...)          -> ... -> Watched.write: held
         generation.deliver(...)          -> ... -> Watched.write: held
-                                         at the end: send, send, to one socket after the other
+                                         at the end: Watched.send to one client after the other
 
 To make an event is Python's work, to send it the kernel's. Taking turns, each finds what it needs
 pushed out of the processor's caches by the other; and a client on the same machine, done with the
 last event before the next is made, is woken up for each: at 200 streams that took the processor
-from the server 430 times in 1,000 events on two cores, and 6 times with them sent together. The
-first client of a step waits for the events of all others to be made, some microseconds each.
+from the server 430 times in 1,000 events on two cores, and 6 times with volleys. The first client
+waits for the events of all others to be made, some microseconds each.
 
 Read next: `watching.py`, which does the sending.
 """
@@ -30,8 +30,8 @@ class Recipient(Protocol):
         """Hand bytes to the transport."""
 
 
-class Burst:
-    """The writes of the step that runs on an event loop; `writes` is None while none does."""
+class Volley:
+    """The volley that is under way on an event loop; `writes` is None while none is."""
 
     def __init__(self) -> None:
         self.writes: list[tuple[Recipient, bytes]] | None = None
@@ -39,6 +39,9 @@ class Burst:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Hold what is written within, and send it at the end, in the same order."""
+        if self.writes is not None:
+            yield  # it is part of the one around it
+            return
         writes = self.writes = []
         try:
             yield
@@ -53,4 +56,4 @@ class Burst:
                     asyncio.get_running_loop().call_exception_handler(context)
 
 
-of = ticks.per_loop(Burst)
+of = ticks.per_loop(Volley)
