@@ -7,7 +7,7 @@ deadlines, and how to close without losing the last answer.
                |          |
                |          +-- content()      read the request's content (answers Expect first)
                |          +-- respond() or respond_empty()            a whole answer, or
-               |          +-- start() write() write() ... finish()    a stream, or
+               |          +-- start() write(frame(...)) ... finish()    a stream, or
                |          +-- upgrade()      HTTP ends here, WebSocket begins, or
                |          +-- cut_short()    half of a whole answer, as `cut` ends a stream
                +-- 400 408 414 431 ... for what is no request

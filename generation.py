@@ -194,7 +194,7 @@ class Generation:
     """
 
     def __init__(self, prompt_tokens: int, notify: Callable[[], None] | None = None) -> None:
-        # What each token needs comes first, so that it lies together in memory.
+        # What each token needs comes first: its references then lie together in memory.
         self.completion_tokens = 0
         self.finish_reason: str | None = None
         self.paused = False

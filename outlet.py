@@ -34,7 +34,10 @@ class Outlet(Protocol):
         """What makes of an event or a message the bytes that `put` takes."""
 
     def put(self, data: bytes) -> bool:
-        """Write what was framed; False when `ready` is to be awaited before the next."""
+        """Write what was framed; False when `ready` is to be awaited before the next.
+
+        What is part of a volley is not counted yet: False then comes with the next one.
+        """
 
     async def ready(self) -> None:
         """Wait until more may follow."""

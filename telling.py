@@ -2,21 +2,24 @@
 
 The last part of a token's way, all in one turn of the event loop:
 
-    Generation.deliver     generation.py   a piece comes out of the generation thread
-      Teller.take          here            the dialect makes an event of it, the outlet's `frame`
-                                           a chunk or a WebSocket's frame of that
-        ToClient.put       outlet.py       says whether the client keeps up
-          Watched.write    watching.py     the bytes are held until all of the step are made,
-    Watched.send           watching.py     and go to the transport, at the step's end: volley.py
+    Volley.together        volley.py       what one pass has made, for many replies:
+      Generation.deliver   generation.py   a piece comes from the engine
+        Teller.take        here            the dialect makes an event of it, the outlet's `frame`
+                                           a chunk or a WebSocket's frame of that; of a short
+                                           piece the bytes are kept from the last time
+          ToClient.put     outlet.py       says whether the client keeps up
+            Watched.write  watching.py     the bytes are held until those of all replies are made,
+    Watched.send           watching.py     and each goes to its transport
 
 `Teller.take` is the `_take` of `Generation`, set by `tell` -> `pieces.pour` -> `Generation.pour`.
 
-It is more than one call, and takes longer, in these cases:
+It takes more than one turn, or is no part of a volley, in these cases:
 
     hold-back, grouping   a generator of `pieces.py` stands before `Teller.take`, and wakes a task
     resume, background    a `Replay` (`replay.py`) in `ToClient`'s place, which others follow
     faults on demand      `outlet.Faulty` writes from `ready`, which takes the time of the fault
     a client behind       but for "buffer", pieces wait in the `Generation` until `ready` returns
+    another server        `upstream.py` delivers each piece when it comes, alone
 
 `tell` is what stands around that call: what a dialect writes before the first piece, the waiting
 for a client that is behind, and how it ended, which every stream says exactly once.
@@ -127,7 +130,7 @@ async def tell(
 ) -> None:
     """Tell a reply: put an event for each piece the moment it is there, then for the one end.
 
-    Before the one after the end is put, `outlet.ready` is still to be awaited.
+    The caller awaits `outlet.ready` before it puts anything behind the end.
     """
     generation = entry.generation
     teller = Teller(entry, events, outlet)

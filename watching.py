@@ -124,7 +124,7 @@ class Watched:
         self, reader: WatchedReader, writer: asyncio.StreamWriter, settings: Settings
     ) -> None:
         loop = asyncio.get_running_loop()
-        # What each event needs comes first, so that it lies together in memory.
+        # What each event needs comes first: its references then lie together in memory.
         self.gone: str | None = None
         self._volley = volley.of(loop)
         self._last_write = time.monotonic()
@@ -165,7 +165,7 @@ class Watched:
     def send(self, data: bytes, now: float) -> None:
         """Hand bytes to the transport. Who takes none of them is lost, which the next write says.
 
-        With `Settings.naive` nobody is.
+        With `Settings.naive` nobody is lost here.
         """
         self._last_write = now
         transport = self._transport
