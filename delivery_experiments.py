@@ -279,8 +279,8 @@ async def delivery(bench: Bench) -> Finding:
     return Finding(
         HEADER,
         table(rows),
-        f"10,000 events a second from 200 streams on, 50 from one; one run lasts {seconds}; at 200"
-        f" this server and the bare loops are medians of {ROUNDS} runs in turn, all else is one run",
+        f"10,000 events a second from 200 streams on, 50 from one; one run lasts {seconds}; at"
+        f" 200 this server and the bare loops are medians of {ROUNDS} runs in turn, all else is one run",
         [*goals(rows), *NOTES, f"Beside: {', '.join(versions())}."],
         "simulated",
     )
