@@ -280,7 +280,7 @@ async def delivery(bench: Bench) -> Finding:
         HEADER,
         table(rows),
         f"10,000 events a second from 200 streams on, 50 from one; one run lasts {seconds}; at"
-        f" 200 this server and the bare loops are medians of {ROUNDS} runs in turn, all else is one run",
+        f" 200 this server and the bare loops are medians of {ROUNDS} runs in turn",
         [*goals(rows), *NOTES, f"Beside: {', '.join(versions())}."],
         "simulated",
     )
