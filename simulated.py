@@ -2,9 +2,9 @@
 
 The same `submit` and `Generation` as `engine.py`, with nothing installed but Python. A token is a
 word; each word comes `delay_ms` plus or minus `jitter_ms` (evenly spread) after the one before,
-the first one `first_delay_ms` later still, and each in the nearest 4 ms. The same prompt and seed give the same words on the
-same schedule, on any machine: what differs between two ways of delivery is then the delivery. A
-stop string ends the reply as it would a model's.
+the first one `first_delay_ms` later still, and each in the nearest 4 ms. The same prompt and seed
+give the same words on the same schedule, on any machine: what differs between two ways of delivery
+is then the delivery. A stop string ends the reply as it would a model's.
 
 A request can ask for a schedule of its own (`delay_ms`, `jitter_ms`, `first_delay_ms`), and for
 faults. The first two strike after so many words, the next two after so many events:
