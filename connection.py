@@ -55,7 +55,6 @@ class Exchange(Watched):
         self.continued = False  # 100 Continue was sent
         self.content_read = False
         self.connection = connection
-        self._chunked = False
         # Before the head an interim response is a harmless thing to write, but not to HTTP/1.0
         # (RFC 9110 section 15.2).
         self._probe = b"" if request.version < (1, 1) else http1.encode_head(102, ())
@@ -101,7 +100,6 @@ class Exchange(Watched):
         `probe` is what to ask with whether the client is still there; by default the same.
         """
         if self.request.version >= (1, 1):
-            self._chunked = True
             self.frame = http1.encode_chunk
             fields = [*fields, ("Transfer-Encoding", "chunked")]
         else:
@@ -115,7 +113,7 @@ class Exchange(Watched):
 
     def finish(self) -> None:
         """End a stream: the last chunk, or the end of the connection."""
-        if self._chunked:
+        if not self._to_the_close:
             self.write(http1.LAST_CHUNK)
         self.finished = True
 

@@ -140,7 +140,6 @@ class Watched:
         self._to_the_close = False  # the answer ends where the connection does
         # How a part of a stream goes on the wire.
         self.frame: Callable[[bytes], bytes] = bytes
-        self._loop = loop
         self._high_water = self._transport.get_write_buffer_limits()[1]
         self._probe = b""  # what to ask with whether the client is still there
         self._taken = -self.queued  # of the answer before this one
@@ -235,8 +234,8 @@ class Watched:
             return
         if look % PROBE_AHEAD_LOOKS == 0 and self._probe and not self._is_tls():
             self._peer_ended()
-        later = self._loop.call_later(AHEAD_LOOK_S, self._look_ahead, look + 1)
-        self._ahead_timer = later
+        loop = asyncio.get_running_loop()
+        self._ahead_timer = loop.call_later(AHEAD_LOOK_S, self._look_ahead, look + 1)
 
     def said_goodbye(self, why: str) -> None:
         """The client has said that it wants no more; the connection itself is still open."""
@@ -269,7 +268,8 @@ class Watched:
         if peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.lost("the client closed its connection")
         elif look < len(PROBE_LOOKS_S):
-            self._loop.call_later(PROBE_LOOKS_S[look], self._look_for_reset, look + 1)
+            loop = asyncio.get_running_loop()
+            loop.call_later(PROBE_LOOKS_S[look], self._look_for_reset, look + 1)
 
     def _is_tls(self) -> bool:
         return self.writer.get_extra_info("ssl_object") is not None
