@@ -133,14 +133,14 @@ async def test_a_step_of_a_model_makes_all_its_events_before_it_sends_one(
     monkeypatch.setattr(Generation, "deliver", delivered)
     monkeypatch.setattr(Watched, "send", sent)
     model = FakeModel(rows=4, script=lambda history: 97 + sum(history) % 26)
-    model.under_way = threading.Semaphore(0)
+    model.step = threading.Semaphore(0)
     async with serving(Engine(model)) as running:
         url = f"http://127.0.0.1:{running.port}"
         bodies = [{"prompt": f"reply {n}", "max_tokens": 9, "seed": n} for n in range(4)]
         streams = [asyncio.create_task(ask(f"{url}/stream", body)) for body in bodies]
         engine = running.server.engine
         await eventually(lambda: engine.waiting + engine.running == 4)
-        model.under_way.release(1000)
+        model.step.release(1000)
         streamed = [await stream for stream in streams]
         whole = [await ask(f"{url}/complete", body) for body in bodies]
     assert [reply.text for reply in streamed] == [reply.text for reply in whole]
