@@ -93,8 +93,8 @@ async def test_a_failed_write_costs_no_other_client_its_bytes(under_way: Volley)
     assert [str(context["exception"]) for context in told] == ["no"]
 
 
-async def test_what_a_step_leaves_to_be_called_is_not_part_of_it(under_way: Volley) -> None:
-    """A callback knows the context in which it was made, so no context may hold the under_way."""
+async def test_what_a_volley_leaves_to_be_called_is_not_part_of_it(under_way: Volley) -> None:
+    """A callback knows the context in which it was made, so no context may hold the volley."""
     (a,), sent = clients(under_way, "a")
     loop = asyncio.get_running_loop()
     with under_way.together():
@@ -115,7 +115,7 @@ async def test_each_event_loop_has_its_own() -> None:
     assert await asyncio.to_thread(asyncio.run, other()) is not ours
 
 
-async def test_a_step_of_a_model_makes_all_its_events_before_it_sends_one(
+async def test_a_pass_of_a_model_makes_all_its_events_before_it_sends_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And no client gets another's."""
