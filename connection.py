@@ -29,7 +29,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import http1
-from watching import ClientGone, Settings, Watched, WatchedReader, limit_silence, limit_unsent
+from watching import (
+    ClientGone,
+    Settings,
+    Watched,
+    WatchedReader,
+    limit_silence,
+    limit_unsent,
+    reset_on_close,
+)
 
 log = logging.getLogger("connection")
 
@@ -195,6 +203,8 @@ class Connection:
         """Drop the connection now, and what is not finished on it."""
         if self.exchange is not None:
             self.exchange.break_off()
+        if self.writer.transport.get_write_buffer_size():  # of an answer that is finished
+            reset_on_close(self.writer)
         self.writer.transport.abort()
 
     async def turn_away(self) -> None:
@@ -388,7 +398,7 @@ class Connection:
         """
         transport = self.writer.transport
         if transport.is_closing() or not await self._flushed():
-            transport.abort()
+            self.abort()
             return
         if not transport.can_write_eof():  # TLS closes both halves at once
             transport.close()

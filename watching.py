@@ -151,7 +151,7 @@ class Watched:
         self._on_gone: Callable[[str], None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Send bytes, those of a step at its end; `ClientGone` when nobody takes them any more."""
+        """Send bytes, those of a volley at its end; `ClientGone` when nobody takes them."""
         if self.gone is None:
             writes = self._volley.writes
             if writes is not None:
@@ -285,11 +285,8 @@ class Watched:
 
     def break_off(self) -> None:
         """Drop the connection, so that no client takes what came for a complete answer."""
-        if self._to_the_close and not (self.finished or self._transport.is_closing()):
-            # The end of the connection would be the end of the body; a reset is not: SO_LINGER with
-            # a time of zero has close() send one in place of a FIN.
-            peer: socket.socket = self.writer.get_extra_info("socket")
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if self._to_the_close and not self.finished:
+            reset_on_close(self.writer)
         self._transport.abort()
 
     def _tick(self) -> None:
@@ -328,6 +325,14 @@ class Watched:
         self._ticks.drop(self, self._next_tick)
         if self._ahead_timer is not None:
             self._ahead_timer.cancel()
+
+
+def reset_on_close(writer: asyncio.StreamWriter) -> None:
+    """Where the end of the connection would be taken for the end of the body: a reset is not."""
+    if not writer.transport.is_closing():
+        # SO_LINGER with a time of zero: close() sends a reset in place of a FIN.
+        peer: socket.socket = writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def ends_unread(peer: socket.socket) -> bool:

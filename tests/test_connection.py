@@ -439,6 +439,24 @@ class TestSlow:
                 with pytest.raises((http1.Truncated, ConnectionResetError)):
                     await peer.until(b"an end")
 
+    async def test_of_one_that_is_finished_and_not_yet_taken(self) -> None:
+        """What waits when the client stops taking is not there, however complete it was made."""
+
+        async def large(exchange: Any) -> None:
+            exchange.start(200, [])
+            exchange.write(exchange.frame(b"x" * 8_000_000))
+            exchange.finish()
+
+        async with serving(settings=quick(stall_s=0.2, queued_bytes=10**9)) as running:
+            running.server.routes.add("GET", "/health", large)
+            async with running.connect(receive_buffer=4096) as peer:
+                peer.parser.expect("GET")
+                peer.send(b"GET /health HTTP/1.0\r\n\r\n")
+                await eventually(lambda: running.server._connections)
+                await eventually(lambda: not running.server._connections, 5)
+                with pytest.raises((http1.Truncated, ConnectionResetError)):
+                    await peer.until(b"an end")
+
     async def test_a_pipelined_answer_begins_behind_what_is_still_taken(self) -> None:
         """The bytes of the answer before count as progress, though they were written before."""
         body = b"x" * 400_000
